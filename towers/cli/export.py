@@ -15,7 +15,7 @@ from towers.signals import preemptible
 def define_flags() -> None:
     """Define the program's flags."""
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-    about = f"Export formats, separated by commas: {', '.join(FORMATS)}."
+    about = f"Export formats, separated by commas: {', '.join(FORMATS)}"
     flags.DEFINE_multi_string("format", None, about, required=True)
     about = "Output file or folder; default: in export/ of the run's folder."
     flags.DEFINE_string("output", None, about)

@@ -110,7 +110,8 @@ def parse(
         rest = values(argv)
     except (flags.Error, ValueError, RecursionError) as error:
         if missing := _MISSING.findall(str(error)):
-            needed = (f"--{name} ({values[name].help.rstrip('.')})" for name in missing)
+            helps = (values[x].help.partition(";")[0].rstrip(".") for x in missing)
+            needed = map("--{} ({})".format, missing, helps)  # absl adds "; repeat ..."
             raise ConfigError(f"give {' and '.join(needed)}") from None
         why = one_line(error)
         if isinstance(error, flags.UnrecognizedFlagError):

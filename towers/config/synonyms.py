@@ -79,7 +79,7 @@ SYNONYMS = {
     "learning_rate_schedule",
     "seed": "random_seed rng_seed manual_seed",
     "stochastic_depth": "drop_path drop_path_rate droppath stochdepth",
-    "strategy": "distribution_strategy distribution parallel parallelism distributed",
+    "strategy": "distribution_strategy distribution parallel parallelism",
     "summary_every_secs": "save_summaries_secs",
     "summary_every_steps": "save_summaries_steps",
     "tta": "views test_time_augmentation",
@@ -94,8 +94,7 @@ SYNONYMS = {
     "target_threshold": "bce_target_thresh",
     "focal_gamma": "gamma",
     "workdir": "output output_dir out out_dir outdir o save_dir logdir log_dir "
-    "model_dir train_dir checkpoint_dir ckpt_dir ckpt checkpoint run_dir run resume "
-    "resume_from",
+    "model_dir train_dir checkpoint_dir ckpt_dir ckpt checkpoint run_dir run",
 }
 
 # Names that mean exactly the same and are accepted.
@@ -118,19 +117,19 @@ ANSWERS = {
     "parameters by name": "freeze_backbone freeze_encoder train_head_only",
     "--init_from=imagenet, or a file or run instead of imagenet, starts from trained "
     "weights": "pretrained use_pretrained",
-    "--input=stream reads images on all cores": "workers num_workers "
-    "dataloader_num_workers",
+    "the same command, with the same --workdir, continues a run": "resume resume_from "
+    "auto_resume resume_from_checkpoint",
+    "all GPUs train, without a launcher; --cluster adds machines": "ddp use_ddp "
+    "distributed local_rank world_size master_addr",
+    "--input=stream reads on all cores": "workers num_workers dataloader_num_workers",
 }
 
 
-def answer(name: str, known: Container[str]) -> str | None:
+def answer(name: str, known: Iterable[str]) -> str | None:
     """Return the counterpart of another program's flag, or None."""
     name = name.replace("-", "_").lower()
-    for text, names in ANSWERS.items():
-        needed = re.findall(r"--(\w+)", text)
-        if name in names.split() and all(flag in known for flag in needed):
-            return text
-    return None
+    rows = (text for text, names in ANSWERS.items() if name in names.split())
+    return next((x for x in rows if {*re.findall(r"--(\w+)", x)} <= {*known}), None)
 
 
 def with_our_names(
@@ -154,10 +153,8 @@ def meant(name: str, known: Container[str]) -> str | None:
     name = name.replace("-", "_").lower()
     if name in known:
         return name
-    for option, names in (VALUES | SYNONYMS).items():
-        if option in known and name in names.split():
-            return option
-    return None
+    rows = (VALUES | SYNONYMS).items()
+    return next((x for x, names in rows if x in known and name in names.split()), None)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from towers import console, store
 from towers.config.options import check_path
 from towers.data.files.paths import Paths
-from towers.errors import ConfigError, DoubtfulExport
+from towers.errors import ConfigError, DoubtfulExport, did_you_mean
 from towers.exporting.formats import FORMATS
 from towers.messages import printable
 from towers.run.folder import RunFolder
@@ -119,7 +119,8 @@ def export(
 def validate_format(format: str, precision: str) -> None:
     """Raise ConfigError for a format that is unknown, or cannot be written here."""
     if format not in FORMATS:
-        raise ConfigError(f"format={format!r}: must be one of {', '.join(FORMATS)}")
+        way = f"{did_you_mean(format, FORMATS)}must be one of {', '.join(FORMATS)}"
+        raise ConfigError(f"format={format!r}: {way}")
     row = FORMATS[format]
     if precision not in row.precisions:
         raise ConfigError(
