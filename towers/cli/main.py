@@ -32,10 +32,10 @@ def _start(name, *at_signals):
     if name in ("cli.eval", "cli.predict"):
         _keep_freed_memory()
     sys.meta_path.insert(0, Finder)
-    # Damaged metadata are ignored; both packages log faults that they raise too.
+    # Damaged metadata are ignored; both packages log faults that they raise.
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    for package in ("PIL", "huggingface_hub"):
-        logging.getLogger(package).setLevel(logging.CRITICAL)
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
+    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
     program = importlib.import_module(f"towers.{name}")
     flags = importlib.import_module("towers.cli.flags")
     program.define_flags()
