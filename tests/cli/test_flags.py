@@ -6,11 +6,12 @@ import pathlib
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from absl import flags
 from PIL import Image
-from processes import run
+from processes import ROOT, Server
 
 from towers.cli import flags as config_flags
 from towers.cli import recipes as config_recipes
@@ -22,8 +23,6 @@ from towers.config.choices import TABLES
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError, DataError
 from towers.messages import command_of_program
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def given(*arguments):
@@ -37,6 +36,45 @@ def given(*arguments):
 def write_recipe(folder, name, body, header="from towers.config import Config"):
     source = f"{header}\n\n\ndef get_config():\n    return {body}\n"
     (folder / f"{name}.py").write_text(source)
+
+
+# Forks for each command line, so that the programs are imported once.
+FORKS = """
+import json, os, runpy, sys
+import towers.launch, towers.check.program
+from towers.cli import eval, export, main, predict, train
+for line in sys.stdin:
+    (*module, name), arguments, paths = json.loads(line)
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    for number, path in enumerate(paths, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv = [name, *arguments]
+    if module:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(name, run_name="__main__")
+    break
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Runs a program as `processes.run`, in a fork of a process that imports them."""
+    folder = tmp_path_factory.mktemp("programs")
+    paths = folder / "stdout", folder / "stderr"
+    with Server(["-c", FORKS], folder, cwd=ROOT) as server:
+
+        def run_in_fork(program, *arguments):
+            server.send([program.split(), arguments, list(map(str, paths))])
+            return SimpleNamespace(
+                returncode=int(server.answer()),
+                stdout=paths[0].read_text(),
+                stderr=paths[1].read_text(),
+            )
+
+        yield run_in_fork
 
 
 @pytest.fixture
@@ -328,7 +366,9 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
     ],
 )
 @pytest.mark.row(17)
-def test_a_wrong_command_line_ends_in_one_line_and_exit_2(program, arguments, words):
+def test_a_wrong_command_line_ends_in_one_line_and_exit_2(
+    run, program, arguments, words
+):
     done = run(program, *arguments)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
@@ -397,15 +437,15 @@ def test_a_flag_of_another_program_is_answered_where_the_answer_can_be_typed(nam
         ("-m towers.check", ["data_dir"]),
     ],
 )
-def test_each_program_has_its_own_flags_in_a_short_help(program, names):
-    help_text = run(*program.split(), "-h")
+def test_each_program_has_its_own_flags_in_a_short_help(run, program, names):
+    help_text = run(program, "-h")
     assert help_text.returncode == 0, help_text.stderr
     assert max(map(len, help_text.stdout.splitlines())) <= 80
     for name in names:
         assert re.search(rf"^  --(\[no\])?{name}\b", help_text.stdout, re.M), name
 
 
-def test_the_help_of_a_training_has_each_flag_once_with_its_default():
+def test_the_help_of_a_training_has_each_flag_once_with_its_default(run):
     values = flags.FlagValues()
     config_flags.define_config_flags(values=values)
     train_flags.define_train_flags(values=values)
@@ -426,7 +466,7 @@ def test_the_help_of_a_training_has_each_flag_once_with_its_default():
             assert flag.parser.parse(default) == flag.default, name
 
 
-def test_the_list_names_every_choice_and_every_recipe():
+def test_the_list_names_every_choice_and_every_recipe(run):
     done = run("run_train.py", "--list")
     assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 80
     text = re.sub(r"\n {20,}", " ", done.stdout)  # a line for each
