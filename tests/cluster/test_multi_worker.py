@@ -62,7 +62,7 @@ def assert_equal(workers, job, num_towers):
 
 
 def test_two_workers_equal_the_oracle(tmp_path, monkeypatch):
-    job = Job("sync", "momentum", 3, 13, "float64")
+    job = Job("sync", "momentum", 1, 13, "float64")
     with WorkerProcesses(2, tmp_path) as workers:
         assert_trained_as_by_the_oracle(workers, job, 2, monkeypatch)
 

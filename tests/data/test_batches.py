@@ -38,7 +38,11 @@ def train_batches(num_examples, batch_size, augment="pad_crop_flip", seed=0, **k
 
 
 def at(batches, step):
-    return {k: v.numpy() for k, v in batches(tf.constant(step, tf.int64)).items()}
+    return arrays_of(batches(tf.constant(step, tf.int64)))
+
+
+def arrays_of(batch):
+    return {name: values.numpy() for name, values in batch.items()}
 
 
 def labels_of(batches, num_steps):
@@ -138,10 +142,8 @@ def test_repeated_images_come_from_fewer_places_each_in_a_view_of_its_own(
 @pytest.mark.parametrize("augment", ["pad_crop_flip", slow("translate_4_flip")])
 def test_augmentation_is_drawn_anew_for_every_image_and_epoch(augment):
     """One image in 200 epochs: 81 places, mirrored or not."""
-    batches = train_batches(1, 200, augment)
-    views = [
-        {image.tobytes() for image in at(batches, step)["images"]} for step in (0, 1)
-    ]
+    stream = train_batches(1, 200, augment).stream(0).take(2).as_numpy_iterator()
+    views = [{image.tobytes() for image in batch["images"]} for batch in stream]
     # 115 different ones of 162 are expected.
     assert min(map(len, views)) > 90 and views[0] != views[1]
 
@@ -197,10 +199,14 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment, policy):
     expected = at(whole, 2)
     if sizes == [13]:
         compiled = tf.function(whole.__call__)(tf.constant(2, tf.int64))
-        assert_same({k: v.numpy() for k, v in compiled.items()}, expected)
+        assert_same(arrays_of(compiled), expected)
     for part in Share.all_of(13).split(sizes):
         own = dataclasses.replace(whole, share=part)
-        [streamed] = own.stream(2).take(1).as_numpy_iterator()
+        if part.first:
+            [streamed] = own.stream(2).take(1).as_numpy_iterator()
+        else:  # augmented outside of the stream, as resident images are
+            [stored] = own.stored_stream(2).take(1)
+            streamed = arrays_of(own.process(tf.constant(2, tf.int64), stored))
         wanted = {}
         for name, values in expected.items():
             micro = values.reshape(3, 13, *values.shape[1:])

@@ -251,7 +251,7 @@ def test_augmix_is_that_of_its_authors():
 @pytest.mark.parametrize(
     "name,policy",
     [
-        ("pad_crop_flip", "trivial_augment"),
+        slow("pad_crop_flip", "trivial_augment"),
         ("random_resized_crop", "trivial_augment"),
         ("none", "none"),
         ("none", "auto_augment_cifar10"),

@@ -150,13 +150,13 @@ def test_python_and_commands_answer_unknown(run, tmp_path, capsys):
     towers.write_predictions(path, images, form="json", output=output)
     lines = map(json.loads, output.read_text().splitlines())
     assert [x["prediction"] for x in lines] == expected
-    towers.write_predictions(path, images, form="csv", output=output, top=1)
-    rows = [x.split(",") for x in output.read_text().splitlines()]
-    assert rows[0] == ["path", "label", "prediction", "class_1", "probability_1"]
-    assert [row[2] for row in rows[1:]] == expected
-    towers.write_predictions(path, images, form="csv", rank="diverse", output=output)
+    options = {"form": "csv", "top": 1, "rank": "diverse", "output": output}
+    towers.write_predictions(path, images, **options)
     capsys.readouterr()
-    order = [int(x.split(",")[0]) for x in output.read_text().splitlines()[1:]]
+    header, *rows = [x.split(",") for x in output.read_text().splitlines()]
+    assert header == ["path", "label", "prediction", "class_1", "probability_1"]
+    order = [int(row[0]) for row in rows]
+    assert [row[2] for row in rows] == [expected[number] for number in order]
     assert sorted(order) == [*range(160)]
     assert towers.predict(path, images, rank="diverse").paths == [*map(str, order)]
     with Image.open(tmp_path / "lines.png") as sheet:

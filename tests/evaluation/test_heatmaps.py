@@ -16,7 +16,8 @@ CONFIG = Config(
     augment="none",
     device="cpu",
     batch_size=32,
-    num_epochs=10.0,
+    num_epochs=5.0,
+    eval_every_epochs=5.0,
     optimizer="adamw",
     learning_rate=1e-2,
     weight_decay=0.0,
@@ -106,6 +107,7 @@ def test_the_hottest_part_of_a_photo_is_its_object(run, tmp_path):
     np.testing.assert_allclose(same, predicted.heatmaps[0], atol=0.02)
 
 
+@pytest.mark.parametrize("run", [convolutions], indirect=True)
 def test_pictures_have_the_names_of_their_images(run, tmp_path, capfd):
     photos = tmp_path / "photos"
     places = files_of_scenes(photos)

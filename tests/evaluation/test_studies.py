@@ -30,7 +30,6 @@ from towers.parallel.copies import Weights
 
 CONFIG = Config(
     model="cnn",
-    width=0.1,
     augment="none",
     device="cpu",
     batch_size=20,
@@ -53,6 +52,13 @@ def images_of(labels):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 100, (len(labels), 8, 8, 3))
     return (images + 50 * labels[:, None, None, None]).astype(np.uint8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def linear_network():
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

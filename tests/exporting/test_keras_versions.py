@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from exported import random_images, random_run
+from marks import slow
 
 from towers.config.choices import FAMILY, MODELS
 from towers.exporting import comparison
@@ -74,7 +75,8 @@ def config_in(path):
 
 
 @pytest.mark.parametrize(
-    "case", ["cnn", "alexnet_two_columns", "mobilenet_v3_small", "deit_tiny"]
+    "case",
+    ["cnn", "alexnet_two_columns", slow("mobilenet_v3_small"), slow("deit_tiny")],
 )
 def test_files_have_only_arguments_of_an_old_keras(case, tmp_path):
     run = run_of(case)
@@ -91,7 +93,7 @@ def test_an_argument_that_was_set_is_written(tmp_path):
     """And an operation keeps a name if the one that it gets could be a layer's."""
     run, x = random_run("lenet"), keras.Input((32, 32, 3))
     y = keras.layers.BatchNormalization(renorm=True, name="norm")(x)
-    y = keras.layers.Add(name="add")([y, x]) + x
+    y = keras.layers.Add(name="add_0")([y, x]) + x
     y = keras.layers.GlobalAveragePooling2D(name="pool")(keras.ops.square(y))
     network = keras.Model(x, keras.layers.Dense(10, name="logits")(y))
     write_keras(tmp_path / "a.keras", network, run)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from marks import slow
 
 from towers.models.create import create_model, without_noise
 from towers.models.grad_cam import class_maps, enlarged, overlay
@@ -121,7 +122,7 @@ def test_maps_leave_registers_out(is_rotary):
     assert maps.shape == (3, 4, 3) and maps.max((1, 2)).tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("name", ["tiny_vit_5m", "resnet20"])
+@pytest.mark.parametrize("name", [slow("tiny_vit_5m"), "resnet20"])
 def test_networks_with_noise_have_maps_of_their_last_cells(name):
     options = {"image_shape": (32, 64, 3), "num_classes": 4, "width": 0.25}
     model = without_noise(create_model(name, **options, stochastic_depth=0.5))
