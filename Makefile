@@ -17,8 +17,9 @@ UV_FLAGS ?=
 
 RUN := runs/quickstart
 PY := .venv/bin/python
-# In two processes: what takes the time is tracing, on one core.
-PYTEST := $(PY) -m pytest -n 2 --dist worksteal
+# In two processes: what takes the time is tracing, on one core. Each would rewrite the
+# assertions of all tests anew where the environment keeps no bytecode.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 2 --dist worksteal
 PIP := -m pip -qq --disable-pip-version-check --no-input
 # Only the packages that a lock names, exactly and by hash.
 INSTALL := $(PY) $(PIP) install --require-hashes --no-deps
