@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks import measure, trainers
-from benchmarks.graphs import executed, optimized, placement, traced
+from benchmarks.graphs import executed, interruptions, optimized, placement, traced
 from benchmarks.graphs.crossings import HOST_MEMORY, per_step, summed
 from towers.build import assembly, builder
 from towers.config import Config
@@ -30,6 +30,7 @@ from towers.parallel.trainer import Trainer
 
 NUM_LOGICAL = 4  # two groups of two
 STEPS = 3
+XLA = {"precision": "bfloat16", "compile": "xla"}
 GRAPHS = ("resnet20", "resnet18", "speedrun", "vit_tiny")
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 # Share of the largest change in training; rounding gives far less, a wrong mean more.
@@ -280,10 +281,12 @@ TRAINERS = {
     "model_parallel": {"strategy": "model_parallel", "group_size": 2},
 }
 INPUTS = ("stream", "resident")
-# They launch nothing: they hold a value, name one, or give it another shape.
+# They launch nothing: they hold a value, name one, or give it another shape or type.
 NO_LAUNCH = {
     "AssignVariableOp",
+    "Bitcast",
     "Const",
+    "EnsureShape",
     "ExpandDims",
     "Identity",
     "IteratorGetNext",
@@ -373,12 +376,17 @@ def _transfers(trained):
 def prove_graphs(setting: Setting) -> bool:
     """Whether, as Grappler leaves a step for an H100, nothing goes from the host to a
     GPU and back but a streamed batch, and no kernel of batch normalization transposes.
+
+    A program of XLA counts as one launch: XLA launches its kernels. Then what keeps a
+    step from being one program.
     """
     show_gpus()
     amiss, common = [], {"dataset": "synthetic", "num_towers": 1, "compile": "none"}
     common |= {"augment": "pad_crop_flip", "input": "resident", "batch_size": 128}
     networks = ["lenet"] if setting.is_tiny else GRAPHS
     cases = {(x,): {"model": x, "precision": "bfloat16"} for x in networks}
+    cases |= {(f"{x}, XLA",): {"model": x} | XLA for x in networks}
+    cases["resnet20, XLA, stream",] = {"model": "resnet20", "input": "stream"} | XLA
     cases["resnet20, stream",] = {"model": "resnet20", "input": "stream"}
     policies = [name for name in POLICIES if name != "none"]
     cases |= {(f"lenet, {x}",): {"model": "lenet", "policy": x} for x in policies}
@@ -399,6 +407,15 @@ def prove_graphs(setting: Setting) -> bool:
         "tensors and control edges to the host | from the host",
         {name: functools.partial(row, fields) for name, fields in cases.items()},
     )
+    for fields in ({}, {"input": "stream"}, {"num_towers": 2}, {"compile": "auto"}):
+        config = Config(**common | XLA | {"model": networks[0]} | fields)
+        trained = traced.on_gpus(config)
+        setting.write(f"\n{config.model}, {fields}: {trained.trainer.remarks[0]}.\n")
+        if not trained.trainer.compilation.xla:
+            continue
+        setting.write(measure.table_head("part | not in it, as | operations | line"))
+        for (*why, line), types in interruptions.interruptions(trained).items():
+            setting.write(measure.table_row(*why, described(types), line))
     return bool(amiss or failed)
 
 
@@ -410,7 +427,8 @@ def whole_program(trainer: Trainer) -> Callable[[int], None]:
     @tf.function(jit_compile=True, autograph=False)
     def program(first, num_steps):
         def body(begun, *metrics):
-            batches = [feed.batch(0, (), first + begun)]
+            [awaited] = feed.wait(None, [first + begun])
+            batches = [feed.batch(0, awaited, first + begun)]
             _, metrics = step(0, batches, list(metrics))
             return begun + 1, *metrics
 

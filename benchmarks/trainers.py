@@ -55,7 +55,7 @@ class ConstantFeed(Resident):
     the images of each tower, in all micro-batches together."""
 
     def __init__(self, batch: Batch, sizes: Sequence[int], devices: Sequence[str]):
-        self.devices, self._batches = devices, []
+        self.devices, self._batches, self._orders = devices, [], {}
         for size, device in zip(sizes, devices, strict=True):
             with tf.device(HOST):
                 rows = tf.range(size) % batch["images"].shape[0]

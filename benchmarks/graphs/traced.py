@@ -80,7 +80,10 @@ def on_gpus(config: Config) -> Traced:
     tf.config.set_soft_device_placement(True)
     names = tuple(f"/GPU:{i}" for i in range(config.num_towers))
     # Which tries the augmentation on the device; the registry of kernels tells as much.
-    with mock.patch.object(assembly, "runs_on", return_value=True):
+    with (
+        mock.patch.object(assembly, "runs_on", return_value=True),
+        mock.patch.object(assembly, "why_not_xla", return_value=""),
+    ):
         trainer = assembly.create_trainer(
             config, builder.build(config, device_kind="GPU"), Devices("GPU", names)
         )

@@ -221,6 +221,7 @@ def test_a_device_without_a_kernel_is_found_out_by_trying():
 
     batches = create_batches()
     elements = batches.stored_stream(0).element_spec
-    assert assembly.runs_on("/CPU:0", batches.process, elements)
-    assert not assembly.runs_on("/CPU:0", only_for_tpus, elements)
+    for compiles in (False, True):
+        assert assembly.runs_on("/CPU:0", batches.process, elements, compiles)
+        assert not assembly.runs_on("/CPU:0", only_for_tpus, elements, compiles)
     assert tf.config.get_soft_device_placement()

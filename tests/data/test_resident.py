@@ -29,7 +29,12 @@ def test_the_order_of_an_epoch_is_drawn_once():
     augment = create_augment("none", (8, 8, 3), (120.0,) * 3, (60.0,) * 3)
     batches = Counted(ArraySource(*small_runs.arrays(12, 0)), augment, 3, 4)
     resident = Resident(batches.split([2, 2]), ["/CPU:3", "/CPU:4"])
-    step_of = tf.function(lambda step: [resident.batch(k, (), step) for k in (0, 1)])
+
+    @tf.function
+    def step_of(step):
+        awaited = resident.wait(None, [step, step])
+        return [resident.batch(k, x, step) for k, x in enumerate(awaited)]
+
     Counted.drawn.clear()
     labels = []
     for step in range(9):

@@ -23,20 +23,21 @@ from towers.parallel.strategies.towers import towers
         (AsynchronousTrainer, 1, "residual", 1, False),
         (replicated, 2, "residual", 2, False),
         (replicated, 2, "residual", 1, True),
+        (towers, 1, "residual", 2, True),
     ],
 )
 def test_compiled_towers_equal_the_oracle(
     cls, num_towers, name, accumulate_steps, of_gpus, monkeypatch
 ):
-    """And on GPUs the update, which is compiled as well."""
+    """And on GPUs the update, which is compiled as well, or the whole step of one."""
     if of_gpus:
         have_steps_of_gpus(monkeypatch)
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(3, 12 * accumulate_steps)
     options = {"accumulate_steps": accumulate_steps} if accumulate_steps > 1 else {}
-    towers = create_trainer(
-        cls, network, Recipe(), batches, num_towers, compile_towers=True, **options
-    )
+    options |= {"compile_towers": True, "compile_input": of_gpus}
+    towers = create_trainer(cls, network, Recipe(), batches, num_towers, **options)
+    assert towers.compilation.whole_step == (of_gpus and num_towers == 1)
     towers.train(3)
     expected = Recipe().oracle(network, batches, num_towers, accumulate_steps)
     assert_equal_to_oracle(towers.state(), expected)

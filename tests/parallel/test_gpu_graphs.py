@@ -9,6 +9,7 @@ import tensorflow as tf
 import traced
 from marks import slow
 
+from benchmarks import proofs
 from benchmarks.graphs import optimized, placement
 from benchmarks.graphs.crossings import HOST_MEMORY
 from benchmarks.graphs.operations import running
@@ -109,6 +110,17 @@ def test_a_step_has_few_kernels_next_to_its_tower():
         if "/tower_0/" not in op.name and "GPU" in op.device and op.type not in FREE
     ]
     assert len(kernels) <= 61
+
+
+@pytest.mark.parametrize("compiler,most", [("none", 349), ("xla", 5)])
+def test_a_step_of_one_gpu_has_few_launches(compiler, most):
+    """With XLA they are the whole step, and the choice of its images."""
+    fields = {"model": "resnet20", "precision": "bfloat16", "augment": "pad_crop_flip"}
+    fields |= {"batch_size": 128, "num_towers": 1, "input": "resident"}
+    step = optimized.optimized(traced.on_gpus(**fields, compile=compiler))
+    launches = [op for op in step.on_gpus() if op.type not in proofs.NO_LAUNCH]
+    assert len(launches) <= most
+    assert not step.to_gpu + step.to_host
 
 
 def test_muon_updates_kernels_of_one_shape_together():

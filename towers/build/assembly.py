@@ -19,7 +19,7 @@ from towers.errors import ConfigError
 from towers.optim import losses
 from towers.parallel import devices as parallel_devices
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.compilation import why_not_xla
+from towers.parallel.compilation import why_not_lowered, why_not_xla
 from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
 from towers.parallel.loop import Batch, Feed, Streams
@@ -105,12 +105,17 @@ def create_trainer(
     strategy = create_strategy(config, parts, devices, workers)
     objective = create_objective(config, parts, teacher)
     compiles, why_not = choose_xla(config, parts, devices, objective)
+    compiles_input = compiles and devices.kind == "GPU" and len(devices.towers) == 1
+    if compiles_input and feed is None:
+        elements = batches.stored_stream(0).element_spec
+        compiles_input = runs_on(devices.towers[0], batches.process, elements, True)
     network = Network(
         model=parts.model,
         phases=parts.phases,
         sync_batch_norm=config.batch_norm == "sync",
         recompute=config.recompute and batches is not None,
         compile_towers=compiles,
+        compile_input=compiles_input,
         not_compiled=why_not,
     )
     if batches is not None and feed is None:
@@ -266,18 +271,27 @@ def runs_on(
     device: str,
     process: Callable[[tf.Tensor, Batch], Batch],
     elements: Mapping[str, tf.TensorSpec],
+    compiles: bool = False,
 ) -> bool:
-    """Return whether a device can compute `process` (see `Streams`), by trying it."""
+    """Return whether a device can compute `process` (see `Streams`), by trying it.
+
+    With `compiles` return whether XLA can compile it for the device.
+    """
     zeros = {
         # int32 tensors of a GPU are in host memory.
         k: tf.zeros(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
         for k, x in elements.items()
     }
+    function = tf.function(process, autograph=False, jit_compile=compiles)
+    arguments = tf.constant(0, tf.int64), zeros
+    if compiles:
+        kind = tf.DeviceSpec.from_string(device).device_type
+        return not why_not_lowered(function, arguments, kind)
     before = tf.config.get_soft_device_placement()
     tf.config.set_soft_device_placement(False)
     try:
         with tf.device(device):
-            tf.function(process, autograph=False)(tf.constant(0, tf.int64), zeros)
+            function(*arguments)
     except tf.errors.InvalidArgumentError:
         return False
     finally:

@@ -282,8 +282,9 @@ class Config:
     )
     compile: str = resumable_option(
         "auto",
-        "xla compiles the passes of each tower, and on GPUs the update; auto does so "
-        "on GPUs, for networks that XLA compiles, in runs of 5,000 steps or more.",
+        "xla compiles the passes of each tower, on GPUs also the update, and on a "
+        "single GPU the whole step; auto does so on GPUs, for networks that XLA "
+        "compiles, in runs of 5,000 steps or more.",
         choices=("auto", "none", "xla"),
     )
     recompute: bool = resumable_option(

@@ -70,12 +70,12 @@ class TrainBatches:
     order: Callable[[int, tf.Tensor], tf.Tensor] | None = None
     repeats: int = 1
 
-    def __call__(self, step: tf.Tensor, orders: Orders | None = None) -> Batch:
+    def __call__(self, step: tf.Tensor, indices: tf.Tensor | None = None) -> Batch:
         """Return the batch of a step.
 
         Args:
             step: int64 scalar, 0 for the first.
-            orders: of the epochs of the step; None to draw them here.
+            indices: of `indices`; None to draw the orders here.
 
         Returns:
             "images" float32 [n, height, width, channels]; "labels" int32 [n], or
@@ -83,7 +83,9 @@ class TrainBatches:
             float32 [n] if the source has them; noise of each dropout layer, float32
             [n, ...]. n is G, or the number of images of the share.
         """
-        return self.process(step, self._read(step, self.indices(step, orders)))
+        if indices is None:
+            indices = self.indices(step)
+        return self.process(step, self._read(step, indices))
 
     def split(self, sizes: Sequence[int]) -> list["TrainBatches"]:
         """Return the batches of towers that have `sizes` images of each micro-batch."""

@@ -29,13 +29,23 @@ def _key_and_counter(seed):
     mix = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[4],
         key=tf.constant([0x02461E293EC8F720], tf.uint64),
-        counter=tf.cast(seed, tf.uint64),
+        counter=tf.bitcast(seed, tf.uint64),
         alg=_PHILOX,
         dtype=tf.uint32,
     )
-    low, high = tf.cast(mix[::2], tf.uint64), tf.cast(mix[1::2], tf.uint64)
-    both = low | tf.bitwise.left_shift(high, tf.constant(32, tf.uint64))
+    both = tf.bitcast(tf.reshape(mix, [2, 2]), tf.uint64)  # the lower half comes first
     return both[:1], both[1:]
+
+
+def _bits(shape, philox_key, low, high):
+    """Compute `tf.random.stateless_uniform` of uint32 from a counter's two halves."""
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=shape,
+        key=philox_key,
+        counter=tf.concat([tf.constant([low], tf.uint64), high], 0),
+        alg=_PHILOX,
+        dtype=tf.uint32,
+    )
 
 
 def uniform(
@@ -49,14 +59,8 @@ def random_bits(
     seed: int, purpose: str, counter: tf.Tensor, shape: Sequence[int]
 ) -> tf.Tensor:
     """Return uint32 of the shape, all values equally likely."""
-    return tf.random.stateless_uniform(
-        shape,
-        key(seed, purpose, counter),
-        minval=None,
-        maxval=None,
-        dtype=tf.uint32,
-        alg=ALGORITHM,
-    )
+    philox_key, high = _key_and_counter(key(seed, purpose, counter))
+    return _bits(shape, philox_key, 0, high)
 
 
 def uniform_rows(
@@ -76,14 +80,7 @@ def uniform_rows(
     pieces = []
     for some in rows:
         skipped = some.start * length // 4
-        begin = tf.concat([tf.constant([skipped], tf.uint64), high], 0)
-        bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=[some.stop * length - 4 * skipped],
-            key=philox_key,
-            counter=begin,
-            alg=_PHILOX,
-            dtype=tf.uint32,
-        )
+        bits = _bits([some.stop * length - 4 * skipped], philox_key, skipped, high)
         pieces.append(bits[some.start * length - 4 * skipped :])
     return _fractions(tf.reshape(tf.concat(pieces, 0), [-1, *shape]))
 

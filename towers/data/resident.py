@@ -54,17 +54,23 @@ class Resident:
                 variable.assign(value)
         self._epochs = epochs
 
-    def wait(self, iterators: None) -> list:
-        """Return nothing to wait for."""
-        return [()] * len(self.devices)
+    def wait(self, iterators: None, steps: Sequence[tf.Tensor]) -> list:
+        """Return the indices of each tower's images, in training.
+
+        They are not part of `batch`, which XLA would compile again for orders of
+        another length.
+        """
+        awaited: list[tuple] = [() for _ in self.devices]
+        for tower, device in enumerate(self.devices if self._orders else ()):
+            with tf.device(device):
+                orders = Orders(*map(tf.identity, self._orders[_memory(device)]))
+                awaited[tower] = (self._batches[tower].indices(steps[tower], orders),)
+        return awaited
 
     def batch(self, tower: int, awaited: tuple, step: tf.Tensor) -> Batch:
         """Return the batch of a tower; on GPUs labels that are not mixed are int64."""
-        device = self.devices[tower]
-        with tf.device(device):
-            orders = self._orders.get(_memory(device))
-            more = [] if orders is None else [Orders(*map(tf.identity, orders))]
-            return self._batches[tower](step, *more)
+        with tf.device(self.devices[tower]):
+            return self._batches[tower](step, *awaited)
 
     def restart(self) -> None:
         """Do nothing: the orders are functions of the epoch."""
@@ -72,8 +78,9 @@ class Resident:
     def batches_of(self, step: int) -> list[Batch]:
         """Return the batches of one step, per tower, outside of a graph."""
         self.start(step, 1)
-        number = tf.constant(step, tf.int64)
-        return [self.batch(tower, (), number) for tower in range(len(self.devices))]
+        steps = [tf.constant(step, tf.int64)] * len(self.devices)
+        numbered = enumerate(zip(self.wait(None, steps), steps, strict=True))
+        return [self.batch(tower, *x) for tower, x in numbered]
 
 
 def _memory(device):

@@ -74,7 +74,8 @@ class AsynchronousTrainer(Trainer):
         copy = self._copy
         parts = copy.params, copy.state, copy.integers, [copy.step]
         values = Values(*map(specs, parts))
-        awaited = self.feed.wait(self.feed.start(self.step, 1))
+        steps = [tf.constant(self.step, tf.int64)] * len(self.devices)
+        awaited = self.feed.wait(self.feed.start(self.step, 1), steps)
         self.feed.restart()
         number = tf.TensorSpec([], tf.int64)
         self._batch_calls = [
@@ -163,7 +164,7 @@ class AsynchronousTrainer(Trainer):
     def _next_batches(self):
         """Return each tower's share of the next batch, on its device."""
         number, batches = tf.constant(self._num_drawn, tf.int64), []
-        awaited = self.feed.wait(self._iterators)
+        awaited = self.feed.wait(self._iterators, [number] * len(self.devices))
         for tower, device in enumerate(self.devices):
             with tf.device(device):
                 batches.append(self._batch_calls[tower](awaited[tower], number))

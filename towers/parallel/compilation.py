@@ -38,6 +38,7 @@ class Compilation:
     # XLA compiles the forward and backward part of each tower, and the update if
     # `device.updates_by_xla`.
     xla: bool = False
+    whole_step: bool = False  # Input, tower and update are one program of XLA.
 
     def step_options(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which the step is traced."""
@@ -66,17 +67,18 @@ def choose(
     *,
     inspects: bool = False,
     xla: bool = False,
+    whole_step: bool = False,
 ) -> Compilation:
     """Choose how the step of some networks is compiled.
 
     `inspects` says that layers are computed one by one, see `sharding`.
     """
     if not CPU.has(devices):
-        return dataclasses.replace(GPU_LOOP, xla=xla)
+        return dataclasses.replace(GPU_LOOP, xla=xla, whole_step=whole_step)
     # TensorFlow executes fused operations in 16 bits, and refuses to copy them.
     dtypes = {layer.compute_dtype for model in models for layer in model.layers}
     if xla or inspects or not dtypes <= {"float32", "float64"}:
-        return dataclasses.replace(CPU_STEP, xla=xla)
+        return dataclasses.replace(CPU_STEP, xla=xla, whole_step=whole_step)
     return CPU_TOWERS
 
 
@@ -122,8 +124,16 @@ def why_not_xla(
             pools = any(op.type == "MaxPoolGrad" for op in graph.get_operations())
             if deterministic and pools:
                 return "its gradient of max pooling is not deterministic on GPUs"
-            lower = trial.experimental_get_compiler_ir(*arguments)
-            lower(stage="hlo", platform_name=kind)
+            return why_not_lowered(trial, arguments, kind)
+    except (tf.errors.OpError, TypeError, ValueError) as error:
+        return one_line(str(error), 120)
+
+
+def why_not_lowered(function: Any, arguments: Sequence[Any], device_kind: str) -> str:
+    """Return why XLA cannot compile a `tf.function`, "" if it can."""
+    try:
+        lower = function.experimental_get_compiler_ir(*arguments)
+        lower(stage="hlo", platform_name=device_kind)
     except (tf.errors.OpError, TypeError, ValueError) as error:
         return one_line(str(error).split("_JIT: ")[-1], 120)
     return ""

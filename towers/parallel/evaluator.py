@@ -194,9 +194,9 @@ class Evaluator:
 
             def add(done, totals, predictions, numbers):
                 with inside_of_loop():
-                    awaited = feed.wait(iterators)
                     with tf.device(HOST):
                         on_host = [first + done] * len(feed.devices)
+                    awaited = feed.wait(iterators, numbers or on_host)
                     pieces = make_batches(feed, awaited, numbers or on_host)
                     call = count if waits_for_host else count.python_function
                     counts, rows = call(pieces)

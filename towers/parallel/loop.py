@@ -52,7 +52,7 @@ class Feed(Protocol):
     def start(self, step: int, num_steps: int) -> Any:
         """Prepare the batches of some steps; return iterators, if there are any."""
 
-    def wait(self, iterators: Any) -> list:
+    def wait(self, iterators: Any, steps: Sequence[tf.Tensor]) -> list:
         """Return, in the graph, the tensors per tower that a step has to wait for."""
 
     def batch(self, tower: int, awaited: Any, step: tf.Tensor) -> Batch:
@@ -118,7 +118,7 @@ class Streams:
             self._iterators = self._new_iterators(step)
         return self._iterators
 
-    def wait(self, iterators):
+    def wait(self, iterators, steps):
         """Implement `Feed.wait`."""
         if self._on_host:
             with tf.device(HOST):
@@ -143,7 +143,7 @@ class Streams:
         """Implement `Feed.batches_of`."""
         iterators = self._new_iterators(step)
         steps = [tf.constant(step, tf.int64)] * len(self.devices)
-        return make_batches(self, self.wait(iterators), steps)
+        return make_batches(self, self.wait(iterators, steps), steps)
 
 
 def make_batches(feed: Feed, awaited: list, steps: Sequence[tf.Tensor]) -> list[Batch]:
@@ -261,6 +261,14 @@ class Loop:
                     taken, metrics = self._step_call(phase, batches, metrics)
                     return begun + 1, taken, wait_secs + secs, metrics, []
 
+        def step_on_gpus(awaited, metrics, steps):
+            batches = make_batches(self.feed, awaited, steps)
+            _, metrics = self._train_step(phase, batches, metrics)
+            return metrics, add_on_each(devices, steps, 1)
+
+        if self._compilation.whole_step:
+            step_on_gpus = tf.function(step_on_gpus, autograph=False, jit_compile=True)
+
         def body_with_step(begun, taken, wait_secs, metrics, steps):
             # Nothing is sent from the host to the GPUs, not even a control edge: a copy
             # of 8 bytes is issued when the previous step is enqueued, and drains the
@@ -270,9 +278,10 @@ class Loop:
                     number = first + tf.cast(begun, tf.int64)
                     self._number.assign(number, read_value=False)
                     begun += 1
-                batches = make_batches(self.feed, self.feed.wait(iterators), steps)
-                _, metrics = self._train_step(phase, batches, metrics)
-                return begun, taken, wait_secs, metrics, add_on_each(devices, steps, 1)
+                awaited = self.feed.wait(iterators, steps)
+                with tf.device(devices[0] if self._compilation.whole_step else None):
+                    metrics, steps = step_on_gpus(awaited, metrics, steps)
+                return begun, taken, wait_secs, metrics, steps
 
         # The condition is placed on the device of the loop, variables of the loop on
         # the devices of their initial values.
@@ -299,7 +308,8 @@ class Loop:
         with tf.control_dependencies([waiting, numbered]):
             since = _clock()
         with tf.control_dependencies([since]):
-            awaited = self.feed.wait(iterators)
+            numbers = [number] * len(self.feed.devices)
+            awaited = self.feed.wait(iterators, numbers)
         with tf.control_dependencies(tf.nest.flatten(awaited)):
             secs = _clock() - since
         with tf.control_dependencies([secs]):

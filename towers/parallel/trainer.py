@@ -329,6 +329,7 @@ class Network:
     sync_batch_norm: bool = False  # normalize with the moments of all towers
     recompute: bool = False  # compute activations again in the backward pass
     compile_towers: bool = False  # by XLA
+    compile_input: bool = False  # with tower and update, where one GPU has all three
     not_compiled: str = ""  # why not, for the start banner
 
 
@@ -378,15 +379,19 @@ def assemble_trainer(
     grid = [devices[i : i + num_shards] for i in range(0, len(devices), num_shards)]
     lead_devices = [group[0] for group in grid]
     inspects = num_shards > 1 or network.sync_batch_norm
+    places = {*devices, *(copy.device for copy in strategy.copies)}
+    is_alone = len(places) == 1 == workers.size and objective.teacher is None
     compiled = compilation.choose(
         devices,
         [phase.model for phase in phases],
         inspects=inspects,
         xla=network.compile_towers,
+        whole_step=network.compile_input and network.compile_towers and is_alone,
     )
     remarks = []
     if network.compile_towers:
-        remarks = ["XLA compiles each tower"]
+        parts = "the whole step" if compiled.whole_step else "each tower"
+        remarks = [f"XLA compiles {parts}"]
     elif network.not_compiled:
         remarks = [f"XLA does not compile the towers: {network.not_compiled}"]
     layouts = [shard.layout for shard in strategy.shards]

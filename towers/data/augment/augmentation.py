@@ -131,7 +131,7 @@ def translate_flip(
         odd = tf.cast(draw.views % 2, tf.bool)[:, None]
         is_flipped = (draw.per_example("flip", 1) < 0.5) != odd
         images = tf.cast(images, tf.float32)
-        images = windows(images, corners - pixels, is_flipped, height, width)
+        images = windows(images, corners - pixels, is_flipped, height, width, True)
         return evaluate(images)
 
     return Augment(train, evaluate, image_shape)
@@ -267,18 +267,21 @@ def windows(
     is_flipped: tf.Tensor,
     height: int,
     width: int,
+    exceeds: bool = False,
 ) -> tf.Tensor:
     """Return a window [n, height, width, channels] of each image.
 
     `corners`, int64 [n, 2], are row and column of its upper left pixel; `is_flipped`
-    [n, 1] mirrors it. Beyond its edges the image is mirrored. A GPU gathers no uint8.
+    [n, 1] mirrors it. Windows that `exceeds` lets begin or end beyond the edges see the
+    image mirrored there. A GPU gathers no uint8.
     """
     n, full_height, full_width, channels = images.shape
     # Constants: on a GPU the host would compute a range.
     rows = corners[:, :1] + np.arange(height)
     columns = tf.where(is_flipped, np.arange(width)[::-1].copy(), np.arange(width))
     columns += corners[:, 1:]
-    rows, columns = mirrored(rows, full_height), mirrored(columns, full_width)
+    if exceeds:
+        rows, columns = mirrored(rows, full_height), mirrored(columns, full_width)
     # One gather of whole pixels costs half of a gather of rows and one of columns.
     firsts = np.arange(n)[:, None, None] * (full_height * full_width)
     pixels = firsts + rows[:, :, None] * full_width + columns[:, None, :]
