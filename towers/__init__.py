@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from towers import callbacks as callbacks
     from towers.build.restored import load_run as load_run
     from towers.config import Config as Config
+    from towers.evaluation.calibration import calibrate as calibrate
+    from towers.evaluation.calibration import reject as reject
+    from towers.evaluation.ensembles import average as average
+    from towers.evaluation.ensembles import evaluate_ensemble as evaluate_ensemble
     from towers.evaluation.evaluate import evaluate as evaluate
+    from towers.evaluation.label_errors import find_suspects as find_suspects
     from towers.evaluation.predict import predict as predict
     from towers.evaluation.predict import write_predictions as write_predictions
-    from towers.evaluation.studies import average as average
-    from towers.evaluation.studies import calibrate as calibrate
-    from towers.evaluation.studies import evaluate_ensemble as evaluate_ensemble
-    from towers.evaluation.studies import find_suspects as find_suspects
-    from towers.evaluation.studies import reject as reject
     from towers.exporting.export import export as export
     from towers.report.comparison import compare as compare
     from towers.training.cross_validation import cross_validate as cross_validate
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 __version__ = VERSION
 _MODULES = {
     "Config": "config",
-    "average": "evaluation.studies",
-    "calibrate": "evaluation.studies",
+    "average": "evaluation.ensembles",
+    "calibrate": "evaluation.calibration",
     "compare": "report.comparison",
     "cross_validate": "training.cross_validation",
     "dry_run": "training.trial",
     "evaluate": "evaluation.evaluate",
-    "evaluate_ensemble": "evaluation.studies",
+    "evaluate_ensemble": "evaluation.ensembles",
     "export": "exporting.export",
-    "find_suspects": "evaluation.studies",
+    "find_suspects": "evaluation.label_errors",
     "load_run": "build.restored",
     "lr_range_test": "training.trial",
     "predict": "evaluation.predict",
-    "reject": "evaluation.studies",
+    "reject": "evaluation.calibration",
     "train": "training.train",
     "write_predictions": "evaluation.predict",
 }

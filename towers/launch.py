@@ -91,7 +91,6 @@ class Worker:
         self.index = index
         self._sent: set[int] = set()
         gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
-        prepare = functools.partial(_in_child, os.getpid())
         try:
             self._process = subprocess.Popen(
                 command,
@@ -100,7 +99,7 @@ class Worker:
                 stderr=subprocess.PIPE,
                 env={**os.environ, **environ, **gpus},
                 process_group=0,  # Ctrl-C in a terminal reaches the launcher alone
-                preexec_fn=functools.partial(prepare, share.cores),
+                preexec_fn=functools.partial(_in_child, os.getpid(), share.cores),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise ConfigError(f"cannot start worker {index}: {error}") from None
@@ -175,11 +174,9 @@ def wait_for_lines(secs: float) -> bool:
 
 
 def worst(codes: Sequence[int]) -> int:
-    """Return the exit code that explains the end of all workers, in their order.
+    """Return the first of the worst exit codes, in the order of the module's text.
 
-    A defect (70, or a code without a meaning) or a signal that killed a worker (128 +
-    its number) comes before 2 to 6, these before 75, and that before 0. Among equals
-    the first counts.
+    A defect is 70, or a code without a meaning; a signal is 128 + its number.
     """
     ranks = {0: 0, Preempted.exit_code: 1} | dict.fromkeys(range(2, 7), 2)
     return max(codes, key=lambda code: ranks.get(code, 3))
@@ -276,9 +273,8 @@ def job_environ() -> dict[str, str]:
 
 def tf_config(addresses: Sequence[str], index: int) -> dict[str, str]:
     """Return TF_CONFIG of a worker, with host:port of all workers."""
-    task = {"type": "worker", "index": index}
-    place = {"cluster": {"worker": list(addresses)}, "task": task}
-    return {"TF_CONFIG": json.dumps(place)}
+    cluster, task = {"worker": list(addresses)}, {"type": "worker", "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
 def launch(
@@ -323,17 +319,14 @@ def divide(
     """
     gpus = [] if device == "cpu" else _visible_gpus(environ)
     if len(gpus) % num_workers:
-        raise ConfigError(
-            f"num_workers={num_workers} with {len(gpus)} GPU(s): all workers get "
-            f"the same number; take a divisor of {len(gpus)}, name other GPUs in "
-            "CUDA_VISIBLE_DEVICES, or train with --device=cpu"
-        )
+        way = "name other GPUs in CUDA_VISIBLE_DEVICES, or train with --device=cpu"
+        why = f"{len(gpus)} GPU(s): all workers get the same number; take a divisor"
+        raise ConfigError(f"num_workers={num_workers} with {why}, {way}")
     if gpus:
         return [Share(gpus=",".join(part)) for part in _parts(gpus, num_workers)]
     hidden = "" if device == "cpu" else None  # else each worker takes memory of them
-    cores = []
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        cores = sorted(os.sched_getaffinity(0))
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    cores = sorted(os.sched_getaffinity(0)) if has_affinity else []
     return [Share(hidden, tuple(part)) for part in _parts(cores, num_workers)]
 
 
@@ -419,10 +412,8 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> int:
     """Run the workers; return their exit code."""
     if "TF_CONFIG" in os.environ:
-        raise ConfigError(
-            "TF_CONFIG is set: the launcher starts a cluster of its own; unset it, or "
-            f"run {program('train')} itself as a worker of that cluster"
-        )
+        way = f"unset it, or run {program('train')} as a worker of that cluster"
+        raise ConfigError(f"TF_CONFIG is set: the launcher starts a cluster; {way}")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--device", "-device", nargs="?", default="auto")
     device = parser.parse_known_args(argv[1:])[0].device

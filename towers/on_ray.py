@@ -113,10 +113,8 @@ def run(
         from ray.util import placement_group, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
     except ImportError as error:
-        raise ConfigError(
-            f"Ray cannot be imported ({one_line(error, 100)}); it comes with the extra "
-            "ray of towers: python -m pip install '.[ray]'"
-        ) from None
+        why = f"Ray cannot be imported ({one_line(error, 100)})"
+        raise ConfigError(f"{why}: python -m pip install '.[ray]'") from None
     folder = os.getcwd()
     try:
         with contextlib.chdir(ROOT):  # where the processes of Ray find this package

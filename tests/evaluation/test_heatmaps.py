@@ -9,6 +9,7 @@ from PIL import Image
 import towers
 from towers import Config
 from towers.errors import ConfigError
+from towers.models.layers.blocks import Builder
 from towers.models.zoo import vit
 
 SIDE = 24
@@ -48,8 +49,8 @@ def convolutions():
 
 def transformer():
     return vit.create_model(
-        **{"name": "vit", "channels": 16, "depth": 1, "heads": 2, "width": 1.0},
-        **{"image_shape": (SIDE, SIDE, 3), "num_classes": 2, "regularizer": None},
+        Builder((SIDE, SIDE, 3), num_classes=2),
+        **{"name": "vit", "channels": 16, "depth": 1, "heads": 2},
         **{"has_class_token": True, "patch_size": 4},
     )
 

@@ -18,13 +18,9 @@ from towers.build.restored import read_run
 from towers.cluster.spec import Cluster
 from towers.data.sources import Subset
 from towers.errors import ConfigError, NumericError
-from towers.evaluation.studies import (
-    SplitPredictions,
-    label_errors,
-    label_set_errors,
-    mean_predictions,
-    predict_split,
-)
+from towers.evaluation.ensembles import mean_predictions
+from towers.evaluation.label_errors import label_errors, label_set_errors
+from towers.evaluation.split_predictions import SplitPredictions, predict_split
 from towers.metrics.metrics import fit_temperature
 from towers.parallel.copies import Weights
 

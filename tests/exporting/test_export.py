@@ -40,6 +40,7 @@ from towers.exporting.writers import (
     write_saved_model,
 )
 from towers.models.create import without_noise
+from towers.models.layers.blocks import Builder
 from towers.models.variables import keras_settings
 from towers.models.zoo import vit
 from towers.pretrained import initial, torch_names
@@ -163,9 +164,8 @@ def test_stock_layers_compute_what_ours_do(name):
 
 def test_stock_layers_have_the_positions_and_the_token_that_were_learned():
     options = MODELS["deit_tiny"].options | {"channels": 8, "depth": 1, "heads": 2}
-    options |= {"image_shape": (8, 12, 3), "num_classes": 5}
     with keras_settings():
-        trained = vit.create_model(**options, width=1.0, regularizer=None)
+        trained = vit.create_model(Builder((8, 12, 3), num_classes=5), **options)
     rng = np.random.default_rng(0)
     for variable in trained.variables:
         variable.assign(rng.normal(size=variable.shape))
@@ -174,7 +174,7 @@ def test_stock_layers_have_the_positions_and_the_token_that_were_learned():
     np.testing.assert_allclose(network(images), trained(images), rtol=1e-4, atol=1e-4)
     values = {x.path: x.numpy() for x in trained.variables}
     parts = [values[f"block1_{x}/kernel"].T for x in ("query", "key", "value")]
-    theirs = torch_names.state_dict(trained, vit.TORCH_NAMES[0])
+    theirs = torch_names.state_dict(trained, vit.torch_names({})[0])
     qkv = theirs["blocks.0.attn.qkv.weight"]
     np.testing.assert_array_equal(qkv, np.concatenate(parts))
     assert all(x.trainable for x in network.layers)

@@ -9,6 +9,7 @@ from marks import slow
 
 from towers.models.create import create_model, without_noise
 from towers.models.grad_cam import class_maps, enlarged, overlay
+from towers.models.layers.blocks import Builder
 from towers.models.zoo import vit
 
 IMAGES = np.random.default_rng(0).standard_normal((3, 16, 12, 3)).astype(np.float32)
@@ -43,15 +44,13 @@ def test_maps_equal_the_formula_in_numpy():
 
 
 OPTIONS = {
-    **{"name": "vit", "channels": 16, "depth": 2, "heads": 2, "width": 1.0},
-    **{"image_shape": IMAGES.shape[1:], "num_classes": 4, "regularizer": None},
-    "patch_size": 4,
+    **{"name": "vit", "channels": 16, "depth": 2, "heads": 2, "patch_size": 4},
 }
 
 
 def with_random_head(**options):
     keras.utils.set_random_seed(0)
-    model = vit.create_model(**OPTIONS, **options)
+    model = vit.create_model(Builder(IMAGES.shape[1:], 4), **OPTIONS, **options)
     kernel = model.layers[-1].kernel
     kernel.assign(np.random.default_rng(1).standard_normal(kernel.shape))
     return model

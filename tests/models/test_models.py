@@ -25,6 +25,7 @@ from towers.config import Config, factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models.create import adapt, create_model, noise_shapes
+from towers.models.layers.blocks import Builder
 from towers.models.variables import keras_settings
 from towers.models.zoo import (
     alexnet,
@@ -33,7 +34,6 @@ from towers.models.zoo import (
     convmixer,
     convnext,
     densenet,
-    dinov3,
     efficientnet,
     lenet,
     mobilenet_v3,
@@ -138,15 +138,9 @@ def build_model(name, image_shape, num_classes, width=1.0, decay=0.0, **options)
     """A network whose variables have shapes only."""
     try:
         with keras_settings(), keras.StatelessScope(initialize_variables=False):
-            return factories.create(
-                "model",
-                name,
-                image_shape=image_shape,
-                num_classes=num_classes,
-                width=width,
-                regularizer=keras.regularizers.L2(decay) if decay else None,
-                **options,
-            )
+            regularizer = keras.regularizers.L2(decay) if decay else None
+            build = Builder(image_shape, num_classes, width, regularizer)
+            return factories.create("model", name, build=build, **options)
     finally:
         # Else Keras gives them values when it next leaves a scope.
         global_state.set_global_attribute("uninitialized_variables", [])
@@ -607,8 +601,9 @@ SMALL = {
     ),
     "dinov3": case(
         described.vit(1, 2, patch=16, registers=4, has_scales=True, grid=(2, 3)),
-        *(dinov3.create_model, (35, 48, 1)),
-        **{"name": "dinov3", "channels": 16, "heads": 2, "depth": 1},
+        *(vit.create_model, (35, 48, 1)),
+        **MODELS["dinov3_small"].options
+        | {"name": "dinov3", "channels": 16, "heads": 2, "depth": 1},
     ),
     "bit": case(
         described.bit((1, 2), groups=(2, 2, 8, 4, 16), rate=0.5),
@@ -623,13 +618,9 @@ def small_network(name, dtype="float32"):
     every variable matters."""
     description, function, image_shape, width, options = SMALL[name]
     with keras_settings(dtype), tf.device("CPU:0"):
-        model = function(
-            image_shape=image_shape,
-            num_classes=networks.NUM_CLASSES,
-            width=width,
-            regularizer=keras.regularizers.L2(networks.WEIGHT_DECAY / 2),
-            **options,
-        )
+        decay = keras.regularizers.L2(networks.WEIGHT_DECAY / 2)
+        build = Builder(image_shape, networks.NUM_CLASSES, width, decay)
+        model = function(build, **options)
     rng, decay = np.random.default_rng(5), {}
     for variable in model.variables:
         noise = rng.normal(size=variable.shape)

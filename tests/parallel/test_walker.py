@@ -67,10 +67,13 @@ class OtherNormalization(layers.LayerNormalization):
         (layers.Softmax(name="soft"), "soft .*cannot be split"),
         (layers.Conv2D(3, 3, name="thin"), "thin has 3 outputs"),
         (layers.Conv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
-        (layers.Conv2D(8, 1, activation="softmax", name="odd"), "softmax of layer odd"),
+        (
+            layers.Conv2D(8, 1, activation="softmax", name="odd"),
+            "odd has the activation softmax",
+        ),
         (
             layers.Conv2D(8, 1, activation=layers.LeakyReLU(), name="odd"),
-            "LeakyReLU of layer odd",
+            "odd has the activation LeakyReLU",
         ),
         (layers.LayerNormalization(1, name="norm"), "norm normalizes over axis"),
         (OtherNormalization(name="other"), "other .*cannot be split"),

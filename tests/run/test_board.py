@@ -10,7 +10,7 @@ from small_runs import halt_at, small_config
 
 from towers.callbacks import Callback
 from towers.run.board import Board
-from towers.training.pictures import batch_picture, captioned_images
+from towers.training.summaries import batch_picture, captioned_images
 from towers.training.train import train
 
 

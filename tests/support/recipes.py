@@ -26,7 +26,6 @@ from towers.parallel.trainer import (
     StepOptions,
     SynchronousTrainer,
     Trainer,
-    assemble_trainer,
 )
 from towers.parallel.workers import SINGLE_WORKER
 
@@ -177,8 +176,8 @@ def create_trainer(
     network, objective, steps, evaluations = (
         part(**factories.named_by(part, values)) for part in PARTS
     )
-    return assemble_trainer(
-        strategy, network, objective, update_fn, steps, evaluations, workers, create_fn
+    return create_fn(
+        strategy, network, objective, update_fn, steps, evaluations, workers
     )
 
 

@@ -24,7 +24,7 @@ from towers.build.restored import load_run
 from towers.config import changed_mathematics
 from towers.errors import ConfigError
 from towers.evaluation.evaluate import evaluate
-from towers.evaluation.studies import predict_split
+from towers.evaluation.split_predictions import predict_split
 from towers.run.progress import Progress
 from towers.training.train import train
 

@@ -32,7 +32,6 @@ from towers.parallel.trainer import (
     StepOptions,
     SynchronousTrainer,
     Trainer,
-    assemble_trainer,
 )
 from towers.parallel.workers import SINGLE_WORKER, Workers
 from towers.threads import num_cores
@@ -133,14 +132,12 @@ def create_trainer(
         tta=create_tta(config.tta),
         keeps_logits=config.choice_of("best_by").is_in_a_file,
     )
-    create: Callable[..., Trainer] = SynchronousTrainer
-    if choice.asynchronous:
-        options = config.options_of("strategy")
-        options = {name: options[name] for name in choice.trainer_options}
-        create = functools.partial(AsynchronousTrainer, **options)
-    return assemble_trainer(
-        strategy, network, objective, parts.update, steps, evaluations, workers, create
-    )
+    assembled = strategy, network, objective, parts.update, steps, evaluations, workers
+    if not choice.asynchronous:
+        return SynchronousTrainer(*assembled)
+    options = config.options_of("strategy")
+    options = {name: options[name] for name in choice.trainer_options}
+    return AsynchronousTrainer(*assembled, **options)
 
 
 def create_strategy(

@@ -83,16 +83,15 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         why = "it needs a momentum; set --momentum=0.9 or --optimizer=sgd"
         yield ("optimizer", "momentum"), why
     if config.choice_of("optimizer").whole_parameters and strategy.sharded:
-        why = "no device holds the whole kernels that its steps need; choose another "
-        yield ("optimizer", "strategy"), f"{why}--optimizer or --strategy"
+        why = "no device holds the whole kernels that its steps need; change one"
+        yield ("optimizer", "strategy"), why
     for name in lists["optimizer_options"].keys() & config.options_of("optimizer"):
         yield ("optimizer_options",), f"{name} has a flag of its own; set --{name}"
     if config.schedule == "piecewise" and not lists["epoch_factors"]:
         why = "it needs factors; set --epoch_factors, such as 30:0.1,60:0.01"
         yield ("schedule", "epoch_factors"), why
     if config.warmup_epochs > config.num_epochs:
-        why = "the warm-up is longer than the run; lower --warmup_epochs or raise "
-        why += "--num_epochs"
+        why = "the warm-up is longer than the run; lower the one or raise the other"
         yield ("warmup_epochs", "num_epochs"), why
     for name in ("warmup_epochs", "all_reduce_pack_mb"):
         if -1 < getattr(config, name) < 0:
@@ -104,14 +103,14 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             yield (name, "eval_every_epochs"), why
     by_accuracy = config.choice_of("schedule").by_accuracy
     if by_accuracy and 0 < config.patience <= config.plateau_patience:
-        why = "the run ends before a lower rate could help; raise --patience, or lower "
-        yield ("patience", "plateau_patience"), f"{why}--plateau_patience"
+        why = "the run ends before a lower rate could help; raise --patience"
+        yield ("patience", "plateau_patience"), why
 
     # Devices.
     group_size = config.devices_per_network
     if config.num_towers > config.batch_size * group_size:
-        why = "every tower, or group, needs an image; raise --batch_size or lower "
-        yield ("batch_size", "num_towers"), f"{why}--num_towers"
+        why = "every tower, or group, needs an image; raise the one or lower the other"
+        yield ("batch_size", "num_towers"), why
     if config.num_towers % group_size:
         why = "the groups do not divide the towers; set --num_towers to a multiple of "
         yield ("num_towers", "group_size"), f"{why}{group_size}"
@@ -139,9 +138,8 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
     model = config.choice_of("model")
     is_known = model.own_moments or model.pretrained
     if config.init_from == IMAGENET and not is_known:
-        why = "no trained weights of this network are known; give a file or a run "
-        why += "folder, or another --model, such as tf_efficientnet_lite0 or keras:NAME"
-        yield ("init_from", "model"), why
+        why = "no trained weights of this network are known; give a file or a run, or "
+        yield ("init_from", "model"), f"{why}--model=tf_efficientnet_lite0, keras:NAME"
     if config.choice_of("augment").standardizes_images:
         why = "--augment standardizes each image by itself, the other option "
         way = "; choose another --augment, such as pad_crop_flip"
@@ -152,8 +150,8 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         if config.policy != "none":
             yield ("augment", "policy"), f"{why}needs pixel values{way}"
     if config.repeats > config.images_per_step:
-        why = f"a step has {config.images_per_step} images; lower --repeats or raise "
-        yield ("repeats", "batch_size"), f"{why}--batch_size"
+        why = f"a step has {config.images_per_step} images; lower --repeats"
+        yield ("repeats", "batch_size"), why
 
     if not strategy.asynchronous:
         return
@@ -172,8 +170,8 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("input", "strategy"), f"{why} {way}"
     if config.async_scale_gradients and config.choice_of("optimizer").scale_free:
         why = "its steps are as long, however long the gradients are; set "
-        why += "--noasync_scale_gradients, and --learning_rate for an update per tower"
-        yield ("optimizer", "async_scale_gradients"), why
+        way = "--noasync_scale_gradients, and --learning_rate for an update per tower"
+        yield ("optimizer", "async_scale_gradients"), why + way
 
 
 def ignored_options(config: "Config") -> list[str]:
@@ -189,6 +187,8 @@ def ignored_options(config: "Config") -> list[str]:
             continue
         if option == "strategy":
             names += config.choice_of(option).trainer_options
+        if "build" in names:  # a `Builder`
+            names += ("width",)
         for name in config.options_of(option):
             if "image_options" in names and name not in _NOT_OF_IMAGES:
                 continue
@@ -212,9 +212,7 @@ def ignored_options(config: "Config") -> list[str]:
     if weights and others:
         both = ", ".join(f"{x}={getattr(config, x)}" for x in (*weights, *others))
         way = f"set --{weights[0]}= or drop the others"
-        lines.append(
-            f"{both}: each makes up for rare classes, which is too much; {way}"
-        )
+        lines.append(f"{both}: each makes up for rare classes, too much; {way}")
     if config.choice_of("strategy").sharded and config.group_size == 1:
         why = "with group_size=1 splits no network; set --group_size"
         lines.append(f"strategy={config.strategy} {why}")

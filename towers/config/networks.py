@@ -61,20 +61,16 @@ def _tf_lite(number, num_params, size, crop, interpolation="bicubic", **scales):
     )
 
 
-def _mobilenet(size, num_params, tag):
-    """Return a MobileNetV3 as trained with PyTorch, with weights of timm."""
-    weights = Preprocessing(timm=f"mobilenetv3_{size}_100.{tag}")
-    help, options = f"MobileNetV3, {size}, as trained with PyTorch", {"size": size}
-    options["name"] = f"mobilenet_v3_{size}"
+def _mobilenet(size, num_params, tag=""):
+    """Return a MobileNetV3 as trained with PyTorch, or without a tag TensorFlow."""
+    options, timm = {"name": f"mobilenet_v3_{size}", "size": size}, "mobilenetv3"
+    weights = Preprocessing(timm=f"{timm}_{size}_100.{tag}")
+    if not tag:
+        options |= {"name": f"tf_{options['name']}", "as_tensorflow": True}
+        timm, half = f"tf_{timm}_{size}_100.in1k", (0.5,) * 3
+        weights = Preprocessing(half, half, interpolation="bilinear", timm=timm)
+    help = f"MobileNetV3, {size}, as trained with {'PyTorch' if tag else 'TensorFlow'}"
     return _network(help, "mobilenet_v3", num_params, weights, **options)
-
-
-def _tf_mobilenet(size, num_params):
-    timm, half = f"tf_mobilenetv3_{size}_100.in1k", (0.5,) * 3
-    weights = Preprocessing(half, half, interpolation="bilinear", timm=timm)
-    help, name = f"MobileNetV3, {size}, as trained with TensorFlow", "mobilenet_v3"
-    options = {"name": f"tf_{name}_{size}", "size": size, "as_tensorflow": True}
-    return _network(help, name, num_params, weights, **options)
 
 
 def _mobilenet_v4(kind, num_params, tag, **preprocessing):
@@ -104,18 +100,19 @@ def _dino(name, heads, num_params):
     """Return a ViT of DINOv2, with registers if its name ends in _reg, or of DINOv3."""
     version, size, *registers = name.split("_")
     options = {"name": name, "channels": 64 * heads, "depth": 12, "heads": heads}
+    options["initial_scale"] = 1e-5
     help = f"ViT of {version.replace('dino', 'DINO')}, {heads} heads"
     if version == "dinov3":
         timm, pixels = f"vit_{size}_patch16_dinov3.lvd1689m", 256
+        options |= {"patch_size": 16, "num_registers": 4, "is_rotary": True}
     else:
         form = "14_reg4" if registers else "14"
         timm, pixels = f"vit_{size}_patch{form}_dinov2.lvd142m", 518
-        options |= {"patch_size": 14, "initial_scale": 1e-5, "has_class_token": True}
+        options |= {"patch_size": 14, "has_class_token": True}
     if registers:
         options["num_registers"], help = 4, f"{help}, 4 registers"
     weights = Preprocessing(size=pixels, crop=1.0, timm=timm)
-    module = "dinov3" if version == "dinov3" else "vit"
-    return _network(help, module, num_params, weights, **options)
+    return _network(help, "vit", num_params, weights, **options)
 
 
 def _vit(name, heads, num_params):
@@ -217,9 +214,9 @@ MODELS = {
             ("efficientnet_b0.ra_in1k", "B0 as trained with PyTorch", 4_020_358),
         )
     },
-    "tf_mobilenet_v3_small": _tf_mobilenet("small", 1_528_106),
+    "tf_mobilenet_v3_small": _mobilenet("small", 1_528_106),
     "mobilenet_v3_small": _mobilenet("small", 1_528_106, "lamb_in1k"),
-    "tf_mobilenet_v3_large": _tf_mobilenet("large", 4_214_842),
+    "tf_mobilenet_v3_large": _mobilenet("large", 4_214_842),
     "mobilenet_v3_large": _mobilenet("large", 4_214_842, "ra_in1k"),
     "mobilenet_v4_conv_small": _mobilenet_v4("small", 2_505_834, "e2400_r224_in1k"),
     "mobilenet_v4_conv_medium": _mobilenet_v4(

@@ -8,26 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from towers import console
-from towers.build.restored import (
-    RunEvaluator,
-    evaluated_weights,
-    read_checkpoint,
-    read_run,
-)
+from towers.build import restored
 from towers.config import Config
 from towers.data.sets import arrays
 from towers.data.sets.arrays import Split
 from towers.errors import ConfigError
+from towers.metrics import results
 from towers.metrics.metrics import figures, read_thresholds
 from towers.metrics.predictions import predictions_of
-from towers.metrics.results import (
-    accuracy_line,
-    mistakes_csv,
-    record_of,
-    result_of,
-    table,
-    to_json,
-)
 from towers.optim.schedules import num_images
 from towers.report.run_report import Evaluated, try_to_write, write_report
 from towers.run.checkpoint import Checkpoint
@@ -79,7 +67,7 @@ def evaluate(
     folder = RunFolder(workdir)
     step = "last" if eval_interval_secs else step
     config = config or evaluation_config(folder, step)
-    weights = evaluated_weights(config, use_ema)
+    weights = restored.evaluated_weights(config, use_ema)
     info = stored_dataset_info(folder, step)
     # Nothing is written about images that are not the run's.
     is_of_run = data is None or config.choice_of("dataset").is_given
@@ -88,7 +76,9 @@ def evaluate(
         if report and not is_of_run:
             console.warn("report: of data other than the run's no page is written")
     # The end of a run that is followed is counted in epochs of its training images.
-    evaluator = RunEvaluator(folder, config, info, test_only=not eval_interval_secs)
+    evaluator = restored.RunEvaluator(
+        folder, config, info, test_only=not eval_interval_secs
+    )
     parts = evaluator.parts
     if evaluator.difference:
         why = "test images may have been trained on"
@@ -99,7 +89,7 @@ def evaluate(
     if eval_interval_secs:
         checkpoints = follow(folder, eval_interval_secs, sleep)
     else:
-        checkpoints = [read_checkpoint(folder, step)]
+        checkpoints = [restored.read_checkpoint(folder, step)]
     with Reports(folder, "eval") if is_of_run else NoReports() as reports:
         for checkpoint in checkpoints:
             progress = Progress.from_json(checkpoint.run_state)
@@ -111,7 +101,7 @@ def evaluate(
                     thresholds=read_thresholds(folder.thresholds, class_names),
                 )
             )
-            result = result_of(
+            result = results.result_of(
                 evaluation,
                 "test",
                 step=checkpoint.step,
@@ -120,18 +110,18 @@ def evaluate(
             )
             if progress.best:
                 result["best_step"] = progress.best["step"]
-            record = record_of(evaluation, "test")
+            record = results.record_of(evaluation, "test")
             curves = {k.removeprefix("test_"): v for k, v in record.items()}
             reports.scalars(checkpoint.step, curves)
-            reports.file(folder.result, to_json(result))
-            mistakes = mistakes_csv(predictions.reported, test, class_names)
+            reports.file(folder.result, results.to_json(result))
+            mistakes = results.mistakes_csv(predictions.reported, test, class_names)
             is_written = reports.file(folder.mistakes, mistakes)
             is_best = result.get("best_step") == checkpoint.step
             at = f"step {checkpoint.step}{', the best' if is_best else ''}"
-            console.line(accuracy_line(at, evaluation, "test", config.tta))
+            console.line(results.accuracy_line(at, evaluation, "test", config.tta))
             if _is_last(result, progress, config, parts):
                 break
-    for line in table(evaluation):
+    for line in results.table(evaluation):
         console.line(line)
     if is_written and not predictions.reported.correct.all():
         console.line(f"the images that are predicted wrongly: {folder.mistakes}")
@@ -170,7 +160,7 @@ def _with_test_set(config, data, info, is_of_run):
 
 
 def _report(folder, config, evaluated, checkpoint, progress):
-    run = read_run(folder.path, step=checkpoint.step, log=console.remark)
+    run = restored.read_run(folder.path, step=checkpoint.step, log=console.remark)
     page = write_report(
         folder,
         config,

@@ -12,17 +12,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers import errors
 from towers.build.builder import load_data_set, match_parameters
 from towers.build.restored import RestoredRun, reported_weights
 from towers.data.files.paths import FORMATS_TEXT, Paths, check_paths, walk
 from towers.data.files.unlabeled import read_files
 from towers.data.sources import Source
-from towers.errors import (
-    ConfigError,
-    DataError,
-    DoubtfulExport,
-    data_errors_of_tensorflow,
-)
 from towers.exporting.formats import LIMITS
 from towers.messages import one_line, printable, shown
 from towers.metrics.predictions import top_class
@@ -78,10 +73,9 @@ def predict_in_new_process(
                 class_names = values["class_names"].tolist()
                 return values["logits"], tuple(map(printable, class_names))
     lines = done.stderr.decode(errors="replace").strip().splitlines() or ["?"]
-    raise DoubtfulExport(
-        f"the {format} export cannot be used: in a new process it ends with "
-        f"{one_line(lines[-1], 200)} (exit {done.returncode})"
-    )
+    why = f"{one_line(lines[-1], 200)} (exit {done.returncode})"
+    begin = f"the {format} export cannot be used: in a new process it ends with"
+    raise errors.DoubtfulExport(f"{begin} {why}")
 
 
 def predict_with_variables(
@@ -94,7 +88,7 @@ def predict_with_variables(
     values = read_variables(str(path), run.config.model, network)
     for variable in network.variables:
         if variable.path not in values:
-            raise DoubtfulExport(f"the safetensors export lacks {variable.path}")
+            raise errors.DoubtfulExport(f"the safetensors export lacks {variable.path}")
         variable.assign(values[variable.path])
     with safe_open(path, "numpy") as file:
         class_names = json.loads(file.metadata()["class_names"])
@@ -168,9 +162,9 @@ def images_of(
         if calibrates and data_set.train is not None:
             calibration, _ = _some(data_set.train, NUM_CALIBRATION, run.dtype)
         return images, labels, calibration, "test images"
-    except (ConfigError, DataError) as error:
+    except (errors.ConfigError, errors.DataError) as error:
         if data_dir:
-            raise DataError(str(error)) from None
+            raise errors.DataError(str(error)) from None
         reason = one_line(error, 120)
         origin = f"random images, because the data set cannot be read ({reason})"
         size = count, *run.image_shape
@@ -183,7 +177,7 @@ def images_of(
 
 def _some(source: Source, count: int, dtype: str) -> list[np.ndarray]:
     indices = _evenly_spaced(source.num_examples, count)
-    with data_errors_of_tensorflow():
+    with errors.data_errors_of_tensorflow():
         images, labels = source.read(tf.constant(indices))
     return [images.numpy().astype(dtype, copy=False), labels.numpy()]
 
@@ -196,15 +190,13 @@ def _read_files(run, paths):
     """Return at most NUM_CALIBRATION evenly spaced image files, resized."""
 
     def fail(path, reason):
-        raise DataError(f"images: {shown(path)}: {reason}")
+        raise errors.DataError(f"images: {shown(path)}: {reason}")
 
     paths = check_paths(paths)
     names = list(walk(paths, fail))
     if not names:
-        raise DataError(
-            f"images={shown(','.join(paths))}: no image; of a folder the "
-            f"{FORMATS_TEXT} files are taken"
-        )
+        way = f"of a folder the {FORMATS_TEXT} files are taken"
+        raise errors.DataError(f"images={shown(','.join(paths))}: no image; {way}")
     spaced = [names[i] for i in _evenly_spaced(len(names), NUM_CALIBRATION)]
     config, images = run.config, []
     options = config.resize_options | {"pixels": run.pixels}

@@ -79,10 +79,9 @@ def export(
         run, precision, data_dir=data_dir, paths=images
     )
     if precision == "int8" and calibration is None:
-        raise ConfigError(
-            "precision=int8 needs images, and the run's data set cannot be read; name "
-            "it with --data_dir, or files with --images"
-        )
+        way = "name it with --data_dir, or files with --images"
+        why = "precision=int8 needs images, and the run's data set cannot be read"
+        raise ConfigError(f"{why}; {way}")
     expected = comparison.logits_of(run, trained, compared)
 
     write = getattr(writers, f"write_{format}")
@@ -104,15 +103,11 @@ def export(
         if class_names != tuple(map(printable, run.class_names)):
             faults = ["class names differ from the run's"]
         if faults:
-            raise DoubtfulExport(
-                f"the {format} export is doubtful: {', '.join(faults)}, on "
-                f"{len(logits)} {origin}"
-            )
+            why = f"{', '.join(faults)}, on {len(logits)} {origin}"
+            raise DoubtfulExport(f"the {format} export is doubtful: {why}")
     text = ", ".join(f"{k.replace('_', ' ')} {x:.3g}" for k, x in numbers.items())
-    console.line(
-        f"{output}: {num_bytes:,} bytes. {how}, compared with the run on {len(logits)} "
-        f"{origin}: {text}"
-    )
+    how = f"{how}, compared with the run on {len(logits)} {origin}: {text}"
+    console.line(f"{output}: {num_bytes:,} bytes. {how}")
     return output
 
 
@@ -123,14 +118,11 @@ def validate_format(format: str, precision: str) -> None:
         raise ConfigError(f"format={format!r}: {way}")
     row = FORMATS[format]
     if precision not in row.precisions:
-        raise ConfigError(
-            f"precision={precision} with format={format}, which has only "
-            f"{', '.join(row.precisions)}; --format=tflite has all"
-        )
+        why = f"which has only {', '.join(row.precisions)}; --format=tflite has all"
+        raise ConfigError(f"precision={precision} with format={format}, {why}")
     missing = [name for name in row.packages if not importlib.util.find_spec(name)]
     if missing:
-        raise ConfigError(
-            f"format={format} needs {' and '.join(missing)}; they may change other "
-            "packages, so install them in a separate environment (docs/export.md): "
-            f"python -m pip install '.[{format}]'"
-        )
+        way = "install them in a separate environment: they may change other packages"
+        command = f"python -m pip install '.[{format}]' (docs/export.md)"
+        needed = " and ".join(missing)
+        raise ConfigError(f"format={format} needs {needed}; {way}; {command}")

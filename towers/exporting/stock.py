@@ -18,7 +18,7 @@ from towers.keras_internals import layers_of, run_through_graph
 from towers.models.keras.applications import ReverseChannels
 from towers.models.keras.networks import IMAGES
 from towers.models.keras.noise import WithNoise
-from towers.models.layers import core
+from towers.models.layers import core, normalization
 from towers.models.layers.attention import (
     Attention,
     Prefix,
@@ -29,12 +29,6 @@ from towers.models.layers.attention import (
 )
 from towers.models.layers.core import Dropout, Gelu, GroupedConv2D, PadChannels
 from towers.models.layers.cpu_kernels import channel_bands
-from towers.models.layers.normalization import (
-    GlobalResponseNormalization,
-    LocalResponseNormalization,
-    is_frozen,
-    response,
-)
 from towers.models.variables import keras_settings
 from towers.models.zoo.speedrun import Whitening
 
@@ -88,7 +82,8 @@ def _class_and_settings(layer):
     stock = next(cls for cls in type(layer).__mro__ if _package(cls) == "keras")
     settings = stock.get_config(layer)
     settings = {k: v for k, v in settings.items() if "towers>" not in str(v)}
-    return stock, settings | {"dtype": "float32", "trainable": not is_frozen(layer)}
+    is_trained = not normalization.is_frozen(layer)
+    return stock, settings | {"dtype": "float32", "trainable": is_trained}
 
 
 def _with_values(layer: layers.Layer, values: Sequence[np.ndarray]) -> Callable:
@@ -235,16 +230,16 @@ def _layer_scale(layer):
 
 def _response(layer):
     scale = _channel_scale(layer, *layer.get_weights())
-    return lambda x: ops.add(x, scale(response(x)))
+    return lambda x: ops.add(x, scale(normalization.response(x)))
 
 
 _REPLACEMENTS = {
     Attention: _attention,
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
-    GlobalResponseNormalization: _response,
+    normalization.GlobalResponseNormalization: _response,
     GroupedConv2D: _grouped_convolution,
-    LocalResponseNormalization: _local_response_normalization,
+    normalization.LocalResponseNormalization: _local_response_normalization,
     PadChannels: lambda layer: (
         lambda x: ops.pad(x, [[0, 0]] * 3 + [[layer.before, layer.after]])
     ),
@@ -269,10 +264,8 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
     if choices.find("augment", augment).is_in_a_file:
         foreign = [f"the preprocessing is augment={augment}"]
     if foreign:
-        raise ConfigError(
-            f"format=keras: {foreign[0]}, which is not a layer of Keras; "
-            "--format=saved_model, tflite and onnx can hold it"
-        )
+        way = "--format=saved_model, tflite and onnx can hold it"
+        raise ConfigError(f"format=keras: {foreign[0]}, not a layer of Keras; {way}")
     with keras_settings():
         images = keras.Input(run.image_shape, dtype=run.dtype, name=IMAGES)
         scaled = images

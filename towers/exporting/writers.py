@@ -213,10 +213,8 @@ def write_safetensors(path: pathlib.Path, trained: keras.Model, run: RestoredRun
     tables = torch_names.tables(model)
     ours = {variable.path for variable in trained.variables}
     if not tables or torch_names.missing_variables(tables[0], ours):
-        raise ConfigError(
-            f"format=safetensors: timm has no network like model={model}; choose "
-            "another --format, such as keras"
-        )
+        why = f"timm has no network like model={model}"
+        raise ConfigError(f"format=safetensors: {why}; set --format=keras")
     from safetensors.numpy import save_file
 
     metadata: dict[str, object] = {

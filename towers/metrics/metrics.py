@@ -90,10 +90,8 @@ def compute(
 
 def counts_of(predictions: Predictions | LabelSets) -> dict[str, int]:
     """Return the numbers of "correct" predictions and "images"."""
-    return {
-        "correct": int(predictions.correct.sum()),
-        "images": len(predictions.labels),
-    }
+    num_correct = int(predictions.correct.sum())
+    return {"correct": num_correct, "images": len(predictions.labels)}
 
 
 # Functions of the metrics.

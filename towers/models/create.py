@@ -15,6 +15,7 @@ from towers.keras_internals import last_inputs, layers_of
 from towers.models.keras import applications
 from towers.models.keras.networks import IMAGES, rebuild
 from towers.models.keras.noise import WithNoise
+from towers.models.layers.blocks import Builder
 from towers.models.layers.core import Dropout
 from towers.models.layers.device import set_device_kind
 from towers.models.layers.normalization import BatchNormalization, is_frozen
@@ -43,21 +44,12 @@ def create_model(
 ) -> keras.Model:
     """Build a network on the CPU with parameters that depend on the seed alone.
 
-    Args:
-        name: in `towers.config.networks.MODELS`, or FILE.py:FUNCTION; a function with
-            some of the keyword arguments image_shape, num_classes, width, dropout,
-            stochastic_depth, and regularizer (of kernels that decay).
-        image_shape: height, width, channels.
-        num_classes: number of logits.
-        width: factor on the channels of every layer.
-        dropout: its rate.
-        stochastic_depth: probability that the last residual block is skipped.
-        weight_decay: coefficient of half the sum of squares of the marked kernels.
-        precision: float32, float64, or bfloat16 or float16 (compute only; parameters
-            are float32).
-        seed: of the initial parameters.
-        device_kind: CPU or GPU; on the other kind the network computes the same, only
-            slower.
+    `name` is in `towers.config.networks.MODELS`, whose functions take a `Builder`, or
+    FILE.py:FUNCTION with some of the keyword arguments image_shape (height, width,
+    channels), num_classes, width, dropout, stochastic_depth, and regularizer (of
+    kernels that decay). `weight_decay` is the coefficient of half the sum of squares of
+    these kernels. `precision` is a key of POLICIES; with 16 bits parameters are
+    float32. On another `device_kind`, CPU or GPU, the network is only slower.
 
     Returns:
         A Functional model from images [n, *image_shape] (and one noise tensor per
@@ -78,14 +70,10 @@ def create_model(
         if is_own:  # its own defaults count if an option is not set
             needed = factories.required_names(function)
             rates = {k: v for k, v in rates.items() if v or k in needed}
-        model = factories.call(
-            function,
-            image_shape=image_shape,
-            num_classes=num_classes,
-            width=width,
-            regularizer=decay,
-            **rates,
-        )
+        shared = {"image_shape": image_shape, "num_classes": num_classes}
+        shared |= {"width": width, "regularizer": decay}
+        builders = {} if is_own else {"build": Builder(**shared)}
+        model = factories.call(function, **builders, **shared, **rates)
         if is_own:
             source = "model" if choice.is_given else f"model={name}"
             model = rebuild(source, model, image_shape, num_classes)
@@ -129,10 +117,9 @@ def freeze_normalization(
             continue
         if not isinstance(layer, BatchNormalization):
             option = "batch_norm=frozen" if everywhere else "freeze"
-            raise ConfigError(
-                f"{option}: the moving averages of layer {layer.name!r} cannot be "
-                "frozen; make it a keras.layers.BatchNormalization"
-            )
+            why = f"the moving averages of layer {layer.name!r} cannot be frozen"
+            way = "make it a keras.layers.BatchNormalization"
+            raise ConfigError(f"{option}: {why}; {way}")
         layer.is_frozen = True
 
 
@@ -147,7 +134,7 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return the moments of pixels that a network expects; None for the data set's."""
     choice = choices.find("model", name)
-    if getattr(choice, "own_moments", False):
+    if choice.own_moments:
         return applications.pixel_moments(choice.options["name"])
     return None
 
@@ -195,10 +182,8 @@ def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
         call_function=call,
     )
     if layer and layer not in outputs:
-        raise ConfigError(
-            f"features={layer} is not a layer; {did_you_mean(layer, outputs)}"
-            f"layers: {', '.join(outputs)}"
-        )
+        hint = f"{did_you_mean(layer, outputs)}layers: {', '.join(outputs)}"
+        raise ConfigError(f"features={layer} is not a layer; {hint}")
     [images] = (x for x in model.inputs if x.name == IMAGES)
     output = outputs[layer] if layer else clone.outputs[0]
     return keras.Model(images, output, name=model.name)

@@ -43,12 +43,9 @@ class AsynchronousTrainer(Trainer):
     """
 
     def __init__(
-        self,
-        async_scale_gradients: bool = True,
-        max_staleness: int = 0,
-        **parts: Any,
+        self, *parts: Any, async_scale_gradients: bool = True, max_staleness: int = 0
     ):
-        super().__init__(**parts)
+        super().__init__(*parts)
         [self._copy] = self.strategy.copies
         num_towers = len(self.devices)
         self._weights = tower_weights(self.strategy.sizes)
@@ -231,7 +228,6 @@ class AsynchronousTrainer(Trainer):
     # The contract.
 
     def train(self, num_steps):
-        """Take up to `num_steps` steps, see `Trainer.train`."""
         before = self.step
         self._compile()
         self._iterators = self.feed.start(before, num_steps)
@@ -272,13 +268,11 @@ class AsynchronousTrainer(Trainer):
         return self._copy.layout.params.read(vectors) if vectors else {}
 
     def trace(self):
-        """Trace all compiled calls of `train` without taking a step."""
         self._compile()
         calls = [*self._fetch_calls, self._apply_call, self._averages_call]
         return [call.graph for call in sum(self._compute_calls, calls)]
 
     def request_stop(self):
-        """Ask `train`, from another thread, to return after the current step."""
         self.coordinator.request_stop()
 
     def progress(self):
@@ -292,17 +286,14 @@ class AsynchronousTrainer(Trainer):
         return steps, ACTIVITIES[COMPUTING] + name
 
     def state(self):
-        """Return the canonical state."""
         with self.coordinator.lock:
             return super().state()
 
     def load(self, state):
-        """Continue from a canonical state."""
         super().load(state)
         self._is_torn = False
 
     def describe(self):
-        """Return lines for the start banner."""
         where, *others = super().describe()
         return [f"{where}, which each tower updates alone", *others]
 

@@ -109,10 +109,9 @@ class Coordinator:
         return max(self.begun) if self._stop else self._target
 
     def progress(self) -> tuple[int, bool, int | None]:
-        """Return progress, without waiting for the lock.
+        """Return the steps that all towers have applied, without waiting for the lock.
 
-        It consists of the steps that all towers have applied, whether all are between
-        the same two steps, and otherwise which tower is the last.
+        Also whether all are between the same two steps, or which tower is the last.
         """
         # Applied updates were begun: if both are equal, read in this order, the state
         # was consistent when the second was read.
@@ -163,18 +162,14 @@ class Coordinator:
     @contextlib.contextmanager
     def fetch(self, tower: int) -> Iterator[None]:
         """Hold the lock while a tower copies the variables."""
-        with self._locked(
-            tower, lambda: may_fetch(self._in_flight, self._max_staleness)
-        ):
+        is_allowed = functools.partial(may_fetch, self._in_flight, self._max_staleness)
+        with self._locked(tower, is_allowed):
             self._in_flight[tower] = sum(self.applied)
             yield
 
     @contextlib.contextmanager
     def apply(self, tower: int) -> Iterator[int]:
-        """Hold the lock while a tower updates the variables.
-
-        Yields the number of the update, counted over all towers from 0.
-        """
+        """Hold the lock during an update; yield its number over all towers, from 0."""
 
         def is_allowed():
             return may_apply(

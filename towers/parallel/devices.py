@@ -101,10 +101,8 @@ def configure(
     order = _numbers(device_order, num_towers)
     if max(order, default=num_towers - 1) >= MAX_DEVICES:
         option = f"device_order={device_order}" if order else f"num_towers={num_towers}"
-        raise ConfigError(
-            f"{option:.100}: asks for more than the {MAX_DEVICES} devices that a "
-            "process may have; lower it"
-        )
+        why = f"more than the {MAX_DEVICES} devices of a process; lower it"
+        raise ConfigError(f"{option:.100}: {why}")
     all_gpus = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
     gpus = [gpu for gpu in show_gpus(all_gpus) if gpu in all_gpus]
     why = "" if gpus or device == "cpu" else unused_gpu()
@@ -185,15 +183,11 @@ def _numbers(device_order, num_towers):
     except ValueError:
         order = [-1]
     if min(order) < 0 or len(set(order)) != len(order):
-        raise ConfigError(
-            f"device_order={device_order}: must be different device numbers with "
-            "commas between, such as 0,1,4,5"
-        )
+        way = "must be different numbers with commas between, such as 0,1,4,5"
+        raise ConfigError(f"device_order={device_order}: {way}")
     if num_towers and len(order) != num_towers:
-        raise ConfigError(
-            f"device_order={device_order} names {len(order)} devices, but "
-            f"num_towers={num_towers}"
-        )
+        both = f"{len(order)} devices, but num_towers={num_towers}"
+        raise ConfigError(f"device_order={device_order} names {both}")
     return order
 
 
@@ -243,9 +237,8 @@ def _set_memory_growth(gpus):
         except RuntimeError:
             return ("TensorFlow was used before, and has taken all memory of the GPUs",)
         except ValueError:  # The GPU has logical devices.
-            raise ConfigError(
-                f"device_memory_mb=0 after a call with a limit: {RESTART}"
-            ) from None
+            why = f"device_memory_mb=0 after a call with a limit: {RESTART}"
+            raise ConfigError(why) from None
     return ()
 
 
@@ -265,11 +258,9 @@ def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
     """Raise ConfigError if variables (device -> bytes) exceed the memory limit."""
     device, most = max(num_bytes.items(), key=lambda item: item[1])
     if most > device_memory_mb * 1e6:
-        raise ConfigError(
-            f"device_memory_mb={device_memory_mb:g}: the variables on {device} alone "
-            f"take {most / 1e6:.1f} MB; raise it, lower --width, or spread the network "
-            "over more devices with --strategy=model_parallel"
-        )
+        why = f"the variables on {device} alone take {most / 1e6:.1f} MB"
+        way = "raise it, lower --width, or split it by --strategy=model_parallel"
+        raise ConfigError(f"device_memory_mb={device_memory_mb:g}: {why}; {way}")
 
 
 def normalize_in_nhwc(model: keras.Model) -> None:

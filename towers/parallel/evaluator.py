@@ -13,16 +13,9 @@ import tensorflow as tf
 from towers.data.augment.tta import Transform
 from towers.optim import losses
 from towers.optim.phases import phases_of
-from towers.parallel import compilation
+from towers.parallel import compilation, loop
 from towers.parallel.copies import Values, Weights, copies_on
 from towers.parallel.devices import CPU, HOST
-from towers.parallel.loop import (
-    Feed,
-    add_on_each,
-    around_loop,
-    inside_of_loop,
-    make_batches,
-)
 from towers.parallel.reduce import on_each, shares, split_batch
 from towers.parallel.sharding.network import SplitTowers
 from towers.parallel.towers import LossFn, Towers, top_class, tower_counts
@@ -57,6 +50,7 @@ class Evaluation(Generic[T]):
         return Evaluation({k: function(x) for k, x in self.by_weights.items()})
 
 
+@dataclasses.dataclass(eq=False)
 class Evaluator:
     """Computes the logits of batches, and counts correct predictions.
 
@@ -65,30 +59,25 @@ class Evaluator:
     `keeps_logits`, or a multi-label loss, `counts` returns all logits.
     """
 
-    def __init__(
-        self,
-        fetch: Callable[[Weights], list[Values]],
-        network: Towers | SplitTowers,
-        loss_fn: LossFn,
-        devices: Sequence[str],
-        transforms: Sequence[Transform],
-        workers: Workers = SINGLE_WORKER,
-        num_shards: int = 1,
-        keeps_logits: bool = False,
-        compiled: compilation.Compilation = compilation.CPU_STEP,
-    ):
-        self._fetch, self._network, self._loss_fn = fetch, network, loss_fn
-        self._devices, self._workers = devices, workers
-        self._transforms, self._compilation = tuple(transforms), compiled
-        self._num_shards = num_shards
-        self._multi_label = getattr(loss_fn, "multi_label", False)
-        self._keeps_logits = keeps_logits or self._multi_label
+    fetch: Callable[[Weights], list[Values]]
+    network: Towers | SplitTowers
+    loss_fn: LossFn
+    devices: Sequence[str]
+    transforms: Sequence[Transform]
+    workers: Workers = SINGLE_WORKER
+    num_shards: int = 1
+    keeps_logits: bool = False
+    compiled: compilation.Compilation = compilation.CPU_STEP
+
+    def __post_init__(self):
+        self._multi_label = getattr(self.loss_fn, "multi_label", False)
+        self.keeps_logits = self.keeps_logits or self._multi_label
         self._calls: Callable[..., Any] = functools.cache(self._compile)
         self._predict_batch = tf.function(self._predict, autograph=False)
 
     def counts(
         self,
-        feed: Feed,
+        feed: loop.Feed,
         num_batches: int,
         weights: Sequence[Weights] = (Weights.RAW,),
         heartbeat: Callable[[], None] = lambda: None,
@@ -109,18 +98,18 @@ class Evaluator:
         """
         feed.restart()
         iterators = feed.start(0, 0)
-        with self._compilation.step_options():
+        with self.compiled.step_options():
             count_batches = self._calls(feed, tuple(weights))
         totals: list[Counts] = []
         pieces, done, num = [], 0, 1
         while done < num_batches:
             # Sums over workers are matched by their order in a call.
             own = {"num": np.array(min(num, num_batches - done))}
-            num = int(self._workers.broadcast(own)["num"])
+            num = int(self.workers.broadcast(own)["num"])
             started = time.monotonic()
             with tf.device(HOST):
                 arguments = tf.constant(done, tf.int64), tf.constant(num, tf.int64)
-            with self._compilation.step_options():
+            with self.compiled.step_options():
                 counts, predictions = count_batches(iterators, *arguments)
             sums = [{k: v.numpy() for k, v in x.items()} for x in counts]
             pieces.append(predictions.numpy())
@@ -131,16 +120,16 @@ class Evaluator:
             heartbeat()
         results: dict[Weights, Counts] = {}
         for kind, total in zip(weights, totals, strict=True):
-            values = self._workers.add(np.array(list(total.values())))
+            values = self.workers.add(np.array(list(total.values())))
             results[kind] = dict(zip(total, values.tolist(), strict=True))
         rows = np.concatenate(pieces)  # Images of this worker.
         rows = rows.reshape(-1, rows.shape[-1])
         rows = rows[rows[:, 1] > 0]
         ordered = np.zeros([int(results[weights[0]]["images"]), rows.shape[1]])
         ordered[rows[:, 0].astype(np.int64)] = rows
-        ordered = self._workers.add(ordered)
+        ordered = self.workers.add(ordered)
         num_kept = 0
-        if self._keeps_logits:  # Columns: position, weight, label; then per kind.
+        if self.keeps_logits:  # Columns: position, weight, label; then per kind.
             sets = len(weights) + self._multi_label
             num_kept = (rows.shape[1] - 3 - 3 * len(weights)) // sets
         *_, label = ordered[:, :3].T
@@ -152,7 +141,7 @@ class Evaluator:
             result = results[kind]
             result["predictions"] = np.column_stack([label, values[:, :2]])
             result["probabilities"] = values[:, 2]
-            if self._keeps_logits:
+            if self.keeps_logits:
                 result["logits"] = values[:, 3:].astype(np.float32)
             if self._multi_label:
                 result["labels"] = labels > 0
@@ -164,7 +153,7 @@ class Evaluator:
         def count_batch(pieces):
             counts, predicted = [], []
             for kind in weights:
-                logits, means = self._compute(self._fetch(kind), pieces)
+                logits, means = self._compute(self.fetch(kind), pieces)
                 counts.append(self._sum_counts(logits, pieces))
                 if means:
                     correct = self._sum_counts(means, pieces)["correct"]
@@ -183,7 +172,7 @@ class Evaluator:
         count = tf.function(
             count_batch, autograph=False, experimental_attributes={"_noinline": True}
         )
-        waits_for_host = CPU.has(self._devices)
+        waits_for_host = CPU.has(self.devices)
 
         def count_batches(iterators, first, num_batches):
             with tf.device(HOST):  # The arguments are there.
@@ -193,29 +182,29 @@ class Evaluator:
                 return done < num_batches
 
             def add(done, totals, predictions, numbers):
-                with inside_of_loop():
+                with loop.inside_of_loop():
                     with tf.device(HOST):
                         on_host = [first + done] * len(feed.devices)
                     awaited = feed.wait(iterators, numbers or on_host)
-                    pieces = make_batches(feed, awaited, numbers or on_host)
+                    pieces = loop.make_batches(feed, awaited, numbers or on_host)
                     call = count if waits_for_host else count.python_function
                     counts, rows = call(pieces)
                     with tf.device(HOST):
                         predictions = predictions.write(tf.cast(done, tf.int32), rows)
-                    numbers = add_on_each(gpus, numbers, 1)
+                    numbers = loop.add_on_each(gpus, numbers, 1)
                     return done + 1, _added(totals, counts), predictions, numbers
 
             with tf.device(HOST):
                 names = ["correct", "images", "loss"]
-                names += ["correct_tta"] if self._transforms else []
+                names += ["correct_tta"] if self.transforms else []
                 zeros = [{k: tf.zeros([], tf.float64) for k in names} for _ in weights]
                 size = tf.cast(num_batches, tf.int32)
                 rows = tf.TensorArray(tf.float64, size, infer_shape=False)
                 # Each GPU counts the batches: a number from the host would drain it.
                 gpus = [] if waits_for_host else feed.devices
-                numbers = add_on_each(gpus, [first] * len(gpus), 0)
+                numbers = loop.add_on_each(gpus, [first] * len(gpus), 0)
                 begin = tf.zeros([], tf.int64), zeros, rows, numbers
-                with around_loop():
+                with loop.around_loop():
                     _, totals, rows, _ = tf.while_loop(
                         should_continue, add, begin, parallel_iterations=1
                     )
@@ -241,7 +230,7 @@ class Evaluator:
         """
         for batch in batches:
             counts = np.asarray(batch["mask"]) > 0
-            with self._compilation.step_options():
+            with self.compiled.step_options():
                 outputs = self._predict_batch(dict(batch), tuple(weights))
             yield {
                 kind: {name: value.numpy()[counts] for name, value in output.items()}
@@ -251,15 +240,15 @@ class Evaluator:
     def _predict(self, batch, weights):
         size = batch["mask"].shape[0]
         with tf.device(HOST):
-            pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
+            pieces = split_batch(batch, shares(size, min(size, len(self.devices))))
         outputs = []
         for kind in weights:
-            logits, means = self._compute(self._fetch(kind), pieces)
+            logits, means = self._compute(self.fetch(kind), pieces)
             with tf.device(HOST):
                 outputs.append({"logits": tf.concat(logits, 0)})
                 if "labels" in batch:
                     labels = tf.identity(batch["labels"])
-                    loss = self._loss_fn(outputs[-1]["logits"], batch["labels"])
+                    loss = self.loss_fn(outputs[-1]["logits"], batch["labels"])
                     outputs[-1] |= {"labels": labels, "loss": loss}
                 if means:
                     outputs[-1]["logits_tta"] = tf.concat(means, 0)
@@ -268,42 +257,42 @@ class Evaluator:
     def _compute(self, fetched, pieces):
         """Return logits per tower, and the means over transforms, if there are any."""
         logits = self._logits(fetched, pieces)
-        if not self._transforms:
+        if not self.transforms:
             return logits, []
         return logits, self._mean_logits(fetched, pieces, logits)
 
     def _logits(self, fetched, pieces):
-        return self._network.logits(fetched[: self._num_shards * len(pieces)], pieces)
+        return self.network.logits(fetched[: self.num_shards * len(pieces)], pieces)
 
     def _sum_counts(self, logits, pieces):
-        count = functools.partial(tower_counts, self._loss_fn)
-        counts = on_each(count, self._devices[: len(pieces)], logits, pieces)
+        count = functools.partial(tower_counts, self.loss_fn)
+        counts = on_each(count, self.devices[: len(pieces)], logits, pieces)
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
 
     def _predictions(self, logits, pieces):
         def predict(output, piece):
-            losses = self._loss_fn(output, piece["labels"])
+            losses = self.loss_fn(output, piece["labels"])
             wide = tf.cast(output, losses.dtype)
             probabilities = tf.reduce_max(tf.nn.softmax(wide), 1)
-            kept = [wide] if self._keeps_logits else []
+            kept = [wide] if self.keeps_logits else []
             return [top_class(output), losses, probabilities, *kept]
 
-        columns = on_each(predict, self._devices[: len(pieces)], logits, pieces)
+        columns = on_each(predict, self.devices[: len(pieces)], logits, pieces)
         with tf.device(HOST):
             return [tf.concat(x, 0) for x in zip(*columns, strict=True)]
 
     def _mean_logits(self, fetched, pieces, plain):
         totals = [0.0] * len(pieces)
-        for weight, transform in self._transforms:
+        for weight, transform in self.transforms:
             logits = plain
             if transform is not None:
                 images = [piece["images"] for piece in pieces]
-                images = on_each(transform, self._devices[: len(pieces)], images)
+                images = on_each(transform, self.devices[: len(pieces)], images)
                 pairs = zip(pieces, images, strict=True)
                 logits = self._logits(fetched, [x | {"images": y} for x, y in pairs])
             for tower, output in enumerate(logits):
-                with tf.device(self._devices[tower]):
+                with tf.device(self.devices[tower]):
                     # 16-bit floats lack the precision for a mean.
                     totals[tower] += weight * tf.cast(output, tf.float64)
         return totals
@@ -319,10 +308,7 @@ def _added(totals, sums):
 def create_predictor(
     model: keras.Model, devices: Sequence[str], transforms: Sequence[Transform]
 ) -> Evaluator:
-    """Return an evaluator of a trained network, with a copy on every device.
-
-    Without test-time augmentation its output need not be logits.
-    """
+    """Return an evaluator of a network, whose output without TTA need not be logits."""
     layout, copies = copies_on(model, devices)
     compiled, loss_fn = compilation.choose(devices, [model]), losses.cross_entropy
     network = Towers(phases_of((), model), loss_fn, layout, devices, compiled)

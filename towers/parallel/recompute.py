@@ -37,11 +37,7 @@ class Segment(NamedTuple):
 
 
 def segments(model: keras.Model) -> list[Segment]:
-    """Return the segments of a Functional model that need the least memory.
-
-    Raises:
-        ConfigError: no tensor divides the network.
-    """
+    """Return segments that need the least memory; ConfigError if there is only one."""
     calls = calls_of(model)
     last_read = {id(x): at for at, call in enumerate(calls) for x in call.input_tensors}
     last_read |= {id(x): len(calls) for x in model.outputs}
@@ -63,10 +59,8 @@ def segments(model: keras.Model) -> list[Segment]:
         else:
             high, chosen = limit, found
     if not chosen:
-        raise ConfigError(
-            "recompute=True: no single tensor divides the network into parts; set "
-            "--norecompute"
-        )
+        why = "no single tensor divides the network into parts; set --norecompute"
+        raise ConfigError(f"recompute=True: {why}")
     results, ends = [], [*chosen, (len(calls), model.outputs[0])]
     for (begin, source), (end, output) in zip([cuts[0], *ends], ends, strict=False):
         read = {id(x) for call in calls[begin:end] for x in call.input_tensors}

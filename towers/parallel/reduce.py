@@ -94,11 +94,7 @@ def average_gradients(
     """Return the gradient of the mean loss over the whole batch, on the current device.
 
     This is the function of TensorFlow's CIFAR-10 multi-GPU tutorial, weighted by
-    images.
-
-    Args:
-        tower_grads: per tower, the gradients of its own mean loss, vectors.
-        weights: per tower, its fraction of the images; they add up to 1.
+    images: a tower has vectors, of its own mean loss, and its fraction of the images.
     """
     return [weighted_mean(x, weights) for x in zip(*tower_grads, strict=True)]
 
@@ -293,15 +289,11 @@ def check_algorithm(
         return
     num_gpus = sum(device_of(device).has_nccl for device in devices)
     if num_gpus < 2:
-        raise ConfigError(
-            f"all_reduce=nccl with {num_gpus} GPU(s): NCCL needs two or more; use "
-            "star, tree or ring"
-        )
+        why = "NCCL needs two or more; use star, tree or ring"
+        raise ConfigError(f"all_reduce=nccl with {num_gpus} GPU(s): {why}")
     if dtype == tf.bfloat16:
-        raise ConfigError(
-            "all_reduce=nccl with all_reduce_dtype=bfloat16: TensorFlow's NCCL adds no "
-            "bfloat16; use float32, or star, tree or ring"
-        )
+        why = "TensorFlow's NCCL does not add it; use float32, or star, tree or ring"
+        raise ConfigError(f"all_reduce=nccl with all_reduce_dtype=bfloat16: {why}")
 
 
 def _add(a, b, device, dtype):

@@ -6,7 +6,7 @@ A trainer owns the metrics; its strategy owns the variables.
 import abc
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from towers.data.augment.tta import Transform
 from towers.errors import WorkerLostError
+from towers.messages import counted
 from towers.optim.losses import LossFn
 from towers.optim.phases import Phase, phase_at, phases_of, steps_within
 from towers.optim.update import Update
 from towers.parallel import compilation
-from towers.parallel.compilation import Compilation
 from towers.parallel.copies import check_equal, join_shards, variable
 from towers.parallel.devices import HOST, device_of
 from towers.parallel.evaluator import Counts, Evaluation, Evaluator
@@ -34,9 +34,53 @@ from towers.parallel.towers import Teacher, Towers
 from towers.parallel.workers import SINGLE_WORKER, Workers
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """A single-device Functional model, and how towers compute it.
+
+    Its variables are the initial values. It is the network of the last phase.
+    """
+
+    model: keras.Model
+    phases: Sequence[Phase] = ()
+    sync_batch_norm: bool = False  # normalize with the moments of all towers
+    recompute: bool = False  # compute activations again in the backward pass
+    compile_towers: bool = False  # by XLA
+    compile_input: bool = False  # with tower and update, where one GPU has all three
+    not_compiled: str = ""  # why not, for the start banner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The losses of training and evaluation, and the teacher of a distillation."""
+
+    loss_fn: LossFn
+    eval_loss_fn: LossFn | None = None  # by default `loss_fn`
+    teacher: keras.Model | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Sizes, batches and safeguards of steps."""
+
+    micro_batch_size: int  # images over all towers that are computed at once
+    accumulate_steps: int = 1  # batches of this size in a step
+    feed: Feed | None = None  # None if no step is taken
+    scale_loss: bool = False  # for gradients in float16
+    skip_not_finite: bool = False
+    has_rate_factor: bool = False  # `Trainer.set_rate_factor` may be called
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Test-time augmentation, and whether the logits of all images are kept."""
+
+    tta: Sequence[Transform] = ()
+    keeps_logits: bool = False
+
+
 class Trainer(abc.ABC):
-    """Trains a network on several devices; `assemble_trainer` creates one.
+    """Trains a network on several devices.
 
     Attributes:
         sizes: images of a micro-batch per tower, over all workers.
@@ -44,21 +88,89 @@ class Trainer(abc.ABC):
         remarks: lines for the start banner.
     """
 
-    strategy: Strategy
-    model: keras.Model
-    towers: Towers | SplitTowers
-    update_fn: Update
-    evaluator: Evaluator
-    guard: FiniteGuard
-    phases: Sequence[Phase]
-    sizes: Sequence[int]
-    compilation: Compilation
-    accumulate_steps: int
-    teacher: Teacher | None
-    rate_factor: tf.Variable | None
-    feed: Any  # A Feed, or None if no step is taken.
-    workers: Workers
-    remarks: Sequence[str]
+    def __init__(
+        self,
+        strategy: Strategy,
+        network: Network,
+        objective: Objective,
+        update_fn: Update,
+        steps: StepOptions,
+        evaluations: EvaluationOptions,
+        workers: Workers = SINGLE_WORKER,
+    ):
+        self.strategy, self.update_fn, self.workers = strategy, update_fn, workers
+        self.model: keras.Model = network.model
+        self.feed: Any = steps.feed
+        self.accumulate_steps = steps.accumulate_steps
+        self.phases = phases_of(network.phases, network.model)
+        num_shards, devices = strategy.num_shards, self.devices
+        grid = [devices[i : i + num_shards] for i in range(0, len(devices), num_shards)]
+        lead_devices = [group[0] for group in grid]
+        self.sizes = shares(steps.micro_batch_size, len(grid) * workers.size)
+        inspects = num_shards > 1 or network.sync_batch_norm
+        places = {*devices, *(copy.device for copy in strategy.copies)}
+        is_alone = len(places) == 1 == workers.size and objective.teacher is None
+        self.compilation = compilation.choose(
+            devices,
+            [phase.model for phase in self.phases],
+            inspects=inspects,
+            xla=network.compile_towers,
+            whole_step=network.compile_input and network.compile_towers and is_alone,
+        )
+        self.remarks = []
+        if network.compile_towers:
+            parts = "the whole step" if self.compilation.whole_step else "each tower"
+            self.remarks = [f"XLA compiles {parts}"]
+        elif network.not_compiled:
+            why_not = network.not_compiled
+            self.remarks = [f"XLA does not compile the towers: {why_not}"]
+        layouts = [shard.layout for shard in strategy.shards]
+        self.teacher = None
+        if objective.teacher is not None:
+            self.teacher = Teacher(objective.teacher, lead_devices)
+        whole_towers = Towers(
+            self.phases,
+            objective.loss_fn,
+            layouts[0],
+            lead_devices,
+            self.compilation,
+            self.teacher,
+            network.recompute and not inspects,
+        )
+        self.towers: Towers | SplitTowers = whole_towers
+        if inspects:
+            self.towers = SplitTowers(
+                self.phases,
+                objective.loss_fn,
+                layouts,
+                grid,
+                network.sync_batch_norm,
+                workers,
+                steps.micro_batch_size,
+                self.teacher,
+                network.recompute,
+            )
+        self.evaluator = Evaluator(
+            strategy.fetch,
+            # In inference synchronized batch normalization is like any other.
+            self.towers if num_shards > 1 else whole_towers,
+            objective.eval_loss_fn or objective.loss_fn,
+            lead_devices,
+            evaluations.tta,
+            workers,
+            num_shards=num_shards,
+            keeps_logits=evaluations.keeps_logits,
+            compiled=self.compilation,
+        )
+        self.guard = FiniteGuard(
+            strategy.primary_device,
+            scale_loss=steps.scale_loss,
+            skips=steps.skip_not_finite,
+        )
+        self.rate_factor = None
+        if steps.has_rate_factor:
+            with tf.device(strategy.primary_device):
+                self.rate_factor = variable(np.float64(1), "rate_factor")
 
     @property
     def devices(self) -> list[str]:
@@ -174,18 +286,13 @@ class Trainer(abc.ABC):
         lines = [*self.strategy.description, *self.remarks]
         if self.strategy.num_shards > 1:
             self.trace()  # It sets `transferred_bytes`.
-            lines.append(
-                "bytes of activations that cross devices per step: "
-                f"{self.transferred_bytes:,}"
-            )
+            about = "bytes of activations that cross devices per step"
+            lines.append(f"{about}: {self.transferred_bytes:,}")
         count, group_size = len(self.sizes), len(self.devices) // len(self.sizes)
         num_images = " or ".join(map(str, sorted({min(self.sizes), max(self.sizes)})))
-        lines.append(
-            f"{count} tower{'s' * (count > 1)}"
-            + (f" of {group_size} devices" if group_size > 1 else "")
-            + f" with {num_images} images"
-            + (" each" if count > 1 else "")
-        )
+        of = f" of {group_size} devices" if group_size > 1 else ""
+        each = " each" if count > 1 else ""
+        lines.append(f"{counted(count, 'tower')}{of} with {num_images} images{each}")
         return lines
 
     @property
@@ -200,8 +307,8 @@ class Trainer(abc.ABC):
 class SynchronousTrainer(Trainer):
     """A trainer whose towers synchronize in every step."""
 
-    def __init__(self, **parts: Any):
-        super().__init__(**parts)
+    def __init__(self, *parts: Any):
+        super().__init__(*parts)
         towers: Towers | SplitTowers | MicroBatches = self.towers
         if self.accumulate_steps > 1:
             towers = MicroBatches(self.towers, self.accumulate_steps)
@@ -227,7 +334,6 @@ class SynchronousTrainer(Trainer):
         self._inspect = tf.function(self._inspect_step, autograph=False)
 
     def train(self, num_steps):
-        """Take up to `num_steps` steps in one compiled call, see `Trainer.train`."""
         before, loop = self.step, self.loop
         phase, num_steps = steps_within(self.phases, before, num_steps)
         try:
@@ -245,9 +351,9 @@ class SynchronousTrainer(Trainer):
         step, metrics = self.step, self.train_step.read_metrics(values)
         if self.guard.stopped:
             self._restart()
-            # The batch and the parameters are unchanged: compute again to find the
-            # tower.
-            finite, _ = self._inspect_next_step()
+            # Batch and parameters are unchanged: compute again to find the tower.
+            batches = self.feed.batches_of(step)
+            finite, _ = self._inspect(phase_at(self.phases, step), batches)
             raise not_finite_error(
                 step + 1,
                 finite.numpy(),
@@ -261,7 +367,6 @@ class SynchronousTrainer(Trainer):
         return {"step": step, **metrics, "input_wait_secs": wait_secs}
 
     def gradients(self, batch):
-        """Return name -> mean gradient of the next step on a batch."""
         # Computed anew: gradients that leave the loop would be copied in every step.
         # And not from the feed: TensorFlow never frees all functions of a data set.
         if not device_of(self.devices[0]).in_host_memory:
@@ -276,19 +381,16 @@ class SynchronousTrainer(Trainer):
         )
 
     def trace(self):
-        """Trace all compiled calls of `train` without taking a step."""
         trace = self.loop.compiled.get_concrete_function
         phases = range(len(self.phases))
         return [trace(*self.loop.signature(phase)).graph for phase in phases]
 
     def request_stop(self):
-        """Ask `train`, from another thread, to return after the current step."""
         # Several workers agree before each call; none of them may stop within it.
         if self.workers.size == 1:
             self.loop.request_stop()
 
     def progress(self):
-        """Return steps taken and one of ACTIVITIES."""
         return self.loop.progress()
 
     def _restart(self):
@@ -311,150 +413,3 @@ class SynchronousTrainer(Trainer):
         finite = tf.reduce_all(tf.reshape(finite, [-1, num_shards]), axis=1)
         finite = self.workers.gather(tf.cast(finite, tf.float64))
         return tf.cast(finite, tf.bool), shards
-
-    def _inspect_next_step(self):
-        step = self.step
-        return self._inspect(phase_at(self.phases, step), self.feed.batches_of(step))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Network:
-    """A single-device Functional model, and how towers compute it.
-
-    Its variables are the initial values. It is the network of the last phase.
-    """
-
-    model: keras.Model
-    phases: Sequence[Phase] = ()
-    sync_batch_norm: bool = False  # normalize with the moments of all towers
-    recompute: bool = False  # compute activations again in the backward pass
-    compile_towers: bool = False  # by XLA
-    compile_input: bool = False  # with tower and update, where one GPU has all three
-    not_compiled: str = ""  # why not, for the start banner
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Objective:
-    """The losses of training and evaluation, and the teacher of a distillation."""
-
-    loss_fn: LossFn
-    eval_loss_fn: LossFn | None = None  # by default `loss_fn`
-    teacher: keras.Model | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """Sizes, batches and safeguards of steps."""
-
-    micro_batch_size: int  # images over all towers that are computed at once
-    accumulate_steps: int = 1  # batches of this size in a step
-    feed: Feed | None = None  # None if no step is taken
-    scale_loss: bool = False  # for gradients in float16
-    skip_not_finite: bool = False
-    has_rate_factor: bool = False  # `Trainer.set_rate_factor` may be called
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """Test-time augmentation, and whether the logits of all images are kept."""
-
-    tta: Sequence[Transform] = ()
-    keeps_logits: bool = False
-
-
-def assemble_trainer(
-    strategy: Strategy,
-    network: Network,
-    objective: Objective,
-    update_fn: Update,
-    steps: StepOptions,
-    evaluations: EvaluationOptions,
-    workers: Workers = SINGLE_WORKER,
-    create: Callable[..., Trainer] = SynchronousTrainer,
-) -> Trainer:
-    """Return a trainer: the network of the towers, its guard, teacher and evaluator."""
-    num_shards, devices = strategy.num_shards, list(strategy.devices)
-    model, loss_fn = network.model, objective.loss_fn
-    phases = phases_of(network.phases, model)
-    grid = [devices[i : i + num_shards] for i in range(0, len(devices), num_shards)]
-    lead_devices = [group[0] for group in grid]
-    inspects = num_shards > 1 or network.sync_batch_norm
-    places = {*devices, *(copy.device for copy in strategy.copies)}
-    is_alone = len(places) == 1 == workers.size and objective.teacher is None
-    compiled = compilation.choose(
-        devices,
-        [phase.model for phase in phases],
-        inspects=inspects,
-        xla=network.compile_towers,
-        whole_step=network.compile_input and network.compile_towers and is_alone,
-    )
-    remarks = []
-    if network.compile_towers:
-        parts = "the whole step" if compiled.whole_step else "each tower"
-        remarks = [f"XLA compiles {parts}"]
-    elif network.not_compiled:
-        remarks = [f"XLA does not compile the towers: {network.not_compiled}"]
-    layouts = [shard.layout for shard in strategy.shards]
-    teacher = None
-    if objective.teacher is not None:
-        teacher = Teacher(objective.teacher, lead_devices)
-    whole_towers = Towers(
-        phases,
-        loss_fn,
-        layouts[0],
-        lead_devices,
-        compiled,
-        teacher,
-        network.recompute and not inspects,
-    )
-    towers: Towers | SplitTowers = whole_towers
-    if inspects:
-        towers = SplitTowers(
-            phases,
-            loss_fn,
-            layouts,
-            grid,
-            network.sync_batch_norm,
-            workers,
-            steps.micro_batch_size,
-            teacher,
-            network.recompute,
-        )
-    evaluator = Evaluator(
-        strategy.fetch,
-        # In inference synchronized batch normalization is like any other.
-        towers if num_shards > 1 else whole_towers,
-        objective.eval_loss_fn or loss_fn,
-        lead_devices,
-        evaluations.tta,
-        workers,
-        num_shards=num_shards,
-        keeps_logits=evaluations.keeps_logits,
-        compiled=compiled,
-    )
-    guard = FiniteGuard(
-        strategy.primary_device,
-        scale_loss=steps.scale_loss,
-        skips=steps.skip_not_finite,
-    )
-    rate_factor = None
-    if steps.has_rate_factor:
-        with tf.device(strategy.primary_device):
-            rate_factor = variable(np.float64(1), "rate_factor")
-    return create(
-        strategy=strategy,
-        model=model,
-        towers=towers,
-        update_fn=update_fn,
-        evaluator=evaluator,
-        guard=guard,
-        phases=phases,
-        sizes=shares(steps.micro_batch_size, len(grid) * workers.size),
-        compilation=compiled,
-        accumulate_steps=steps.accumulate_steps,
-        teacher=teacher,
-        rate_factor=rate_factor,
-        feed=steps.feed,
-        workers=workers,
-        remarks=remarks,
-    )

@@ -77,12 +77,10 @@ def print_banner(
     is_chosen = config.num_towers or config.device_order
     count, least = len(trainer.sizes), min(trainer.sizes)
     if devices.kind == "GPU" and not is_chosen and count > 1 and least < MANY_IMAGES:
-        notes.append(
-            f"num_towers=0 takes all {len(devices.towers)} GPUs, so that "
-            f"batch_size={config.batch_size} is {least} images a tower, few for a GPU: "
-            f"raise --batch_size ({MANY_IMAGES * count} is {MANY_IMAGES} a tower) or "
-            "take fewer GPUs with --num_towers"
-        )
+        few = f"batch_size={config.batch_size} is {least} images a tower, few for a GPU"
+        way = f"{MANY_IMAGES * count} is {MANY_IMAGES} a tower"
+        way = f"raise --batch_size ({way}) or take fewer GPUs with --num_towers"
+        notes.append(f"num_towers=0 takes all {count} GPUs, so that {few}: {way}")
     lines += [("note", note) for note in notes]
     lines += [("warning", text) for text in _warnings(config, parts)]
     for name, text in lines:
@@ -106,19 +104,16 @@ def _warnings(config, parts):
     height, width, _ = parts.augment.image_shape
     stored_height, stored_width, _ = parts.data.image_shape
     if 2 * height * width < stored_height * stored_width:
-        yield (
-            f"augment={config.augment} cuts {height}x{width} out of images of "
-            f"{stored_height}x{stored_width}, and only this middle part is evaluated; "
-            "--augment=pad_crop_flip takes whole images"
-        )
+        sizes = f"{height}x{width} out of images of {stored_height}x{stored_width}"
+        why = f"augment={config.augment} cuts {sizes}, and only this middle part is "
+        yield f"{why}evaluated; --augment=pad_crop_flip takes whole images"
     if config.images_per_step > parts.num_examples:
         options = "--batch_size"
         if config.accumulate_steps > 1:
             options += " or --accumulate_steps"
-        yield (
-            f"a step takes {config.images_per_step} images, some of them more than "
-            f"once, as there are {parts.num_examples} to train on; lower {options}"
-        )
+        why = f"as there are {parts.num_examples} to train on; lower {options}"
+        images = f"{config.images_per_step} images, some of them more than once"
+        yield f"a step takes {images}, {why}"
 
 
 def _num_params(trainer):

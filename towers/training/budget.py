@@ -34,10 +34,8 @@ def chosen_by_trial(
 ) -> Config:
     """Return the config with the length and the batch that `train` is to choose.
 
-    A run that is continued keeps its own. `options` are those of `dry_run`.
-
-    Raises:
-        ConfigError: time, memory or a GPU is missing, or there are several workers.
+    A run that is continued keeps its own. `options` are those of `dry_run`. ConfigError
+    if time, memory or a GPU is missing, or there are several workers.
     """
     started, folder = time.monotonic(), RunFolder(workdir)
     names = ["batch_size"] if largest_batch else []

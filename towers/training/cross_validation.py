@@ -1,8 +1,6 @@
 """Cross-validation: a run for each part of the training images, which it holds out."""
 
-import csv
 import dataclasses
-import io
 import json
 import os
 import pathlib
@@ -19,9 +17,10 @@ from towers.config.metrics import METRICS
 from towers.data.sets.arrays import Data
 from towers.data.sources import location_of
 from towers.errors import ConfigError
-from towers.evaluation.studies import predict_split
+from towers.evaluation.split_predictions import predict_split
 from towers.metrics.metrics import figures
 from towers.metrics.predictions import predictions_of_logits
+from towers.metrics.results import spreadsheet_csv
 from towers.training.train import train
 
 OUT_OF_FOLD = "out_of_fold.csv"
@@ -86,12 +85,9 @@ def cross_validate(
         for name, x in values.items()
     }
     store.write_aside(folder / "folds.json", json.dumps(table, indent=2) + "\n")
-    text, head = io.StringIO(), ["index", "path", "fold", "label"]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*head, *predicted.class_names])
+    head = ["index", "path", "fold", "label", *predicted.class_names]
     rows.sort(key=lambda row: row[0])
-    writer.writerows(rows)
-    store.write_aside(folder / OUT_OF_FOLD, text.getvalue())
+    store.write_aside(folder / OUT_OF_FOLD, spreadsheet_csv(head, rows))
     for name, row in table.items():
         each = " ".join(f"{x:.4f}" for x in row["values"])
         console.line(f"{name:18} {row['mean']:.4f} +- {row['std']:.4f}  ({each})")

@@ -4,16 +4,8 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from towers import console
+from towers import console, errors
 from towers.config import Config
-from towers.errors import (
-    CheckpointError,
-    Preempted,
-    RunFolderError,
-    StuckError,
-    WorkerLostError,
-    data_errors_of_tensorflow,
-)
 from towers.messages import counted
 from towers.metrics.metrics import figures
 from towers.report.run_report import Evaluated, write_report
@@ -33,10 +25,10 @@ def callbacks_at_the_end(run: Run) -> Iterator[None]:
     except BaseException as raised:
         error = raised.error if isinstance(raised, CallbackError) else raised
         # A callback that hangs is not called again.
-        if not (callbacks.is_calling and isinstance(error, StuckError)):
+        if not (callbacks.is_calling and isinstance(error, errors.StuckError)):
             try:
                 watchdog.call(callbacks.notify_exception, run.step, error)
-            except StuckError as stuck:
+            except errors.StuckError as stuck:
                 console.line(str(stuck))
         del error  # its traceback holds the state of the run
         raise
@@ -49,28 +41,29 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
     try:
         # An abandoned activity leaves the state of a finished step.
         with (
-            contextlib.suppress(Preempted),
-            data_errors_of_tensorflow(),
+            contextlib.suppress(errors.Preempted),
+            errors.data_errors_of_tensorflow(),
             run.workers.raising_worker_lost(),
         ):
             yield
         watchdog.call(run.save_and_wait)
         run.wait_for_chief()
-    except (CheckpointError, RunFolderError, StuckError):
+    except (errors.CheckpointError, errors.RunFolderError, errors.StuckError):
         raise
-    except WorkerLostError as error:
+    except errors.WorkerLostError as error:
         watchdog.call(run.try_to_save, error)
         step = int(run.trainer.progress()[0])
         clock = time.strftime("%H:%M:%S", time.localtime(watchdog.progress_at))
         is_saved = run.outputs.saved_step == step
         place = f", and is saved in {run.folder.path}" if is_saved else ""
         last = f"step {step} was the last, at {clock}{place}"
-        raise WorkerLostError(f"{error}; {last}; the same command continues") from None
+        why, way = f"{error}; {last}", "the same command continues"
+        raise errors.WorkerLostError(f"{why}; {way}") from None
     except BaseException as error:
         if is_between_steps(run.trainer):
             try:
                 watchdog.call(run.try_to_save, error)
-            except StuckError as stuck:
+            except errors.StuckError as stuck:
                 console.line(str(stuck))
         raise
     stopped = run.stopped or watchdog.stop_requested
@@ -79,10 +72,9 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
         saved = f"the chief saves {progress_text(run)}"
         if run.outputs.saved_step == run.step:
             saved = f"{progress_text(run)} is saved in {run.folder.path}"
-        raise Preempted(
-            f"stopped by {signal}: {saved if run.step else 'no step was taken'}; "
-            f"the same command {'without --overwrite ' if overwrite else ''}continues"
-        )
+        way = f"the same command {'without --overwrite ' if overwrite else ''}continues"
+        saved = saved if run.step else "no step was taken"
+        raise errors.Preempted(f"stopped by {signal}: {saved}; {way}")
 
 
 def report_run(run: Run) -> None:
@@ -127,10 +119,8 @@ def how_to_continue(
     if is_early:
         return "To continue raise --patience, or set it to 0"
     if step < total_steps:
-        return (
-            f"It ended at --max_steps={config.max_steps}: raise it to continue, or set "
-            f"--max_steps=0 for all {total_steps} steps"
-        )
+        way = f"raise it to continue, or set --max_steps=0 for all {total_steps} steps"
+        return f"It ended at --max_steps={config.max_steps}: {way}"
     epochs = f"{2 * config.num_epochs:g}"
     options = f"--num_epochs={epochs}{' --max_steps=0' if config.max_steps else ''}"
     if config.length_is_resumable:
@@ -138,8 +128,6 @@ def how_to_continue(
     because = f"schedule={config.schedule}"
     if not config.choice_of("schedule").by_length:
         because = f"early_sizes={config.early_sizes}"
-    return (
-        f"Its {because} depends on the length: {options} --allow_change=num_epochs "
-        f"continues as a run of {counted(2 * config.num_epochs, 'epoch')} would from "
-        "here on"
-    )
+    longer = counted(2 * config.num_epochs, "epoch")
+    way = f"{options} --allow_change=num_epochs continues as a run of {longer} would"
+    return f"Its {because} depends on the length: {way}"

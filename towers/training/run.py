@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from towers import console
+from towers import console, errors
 from towers.build import assembly, builder
 from towers.build.restored import evaluated_weights
 from towers.callbacks import Callback
@@ -17,13 +17,6 @@ from towers.cluster.agreement import WAITING, validate_copies
 from towers.config import FIELDS, Config, non_defaults
 from towers.config.metrics import metrics_of
 from towers.data.batches import EvalBatches
-from towers.errors import (
-    CheckpointError,
-    NumericError,
-    Preempted,
-    RunFolderError,
-    WorkerLostError,
-)
 from towers.metrics.metrics import create_metric, thresholds_json
 from towers.metrics.predictions import LabelSets
 from towers.metrics.results import epoch_line, figures_of_counts, record_of
@@ -170,7 +163,7 @@ class Run:
 
         try:
             self.watchdog.call(meet)
-        except (Preempted, WorkerLostError):
+        except (errors.Preempted, errors.WorkerLostError):
             if not (self.outputs.saved_step == self.step or self.stopped):
                 raise
 
@@ -392,6 +385,10 @@ class Run:
         """Save before a run ends with an error; say why if that fails."""
         try:
             self.save_and_wait()
-        except (CheckpointError, NumericError, RunFolderError) as error:
+        except (
+            errors.CheckpointError,
+            errors.NumericError,
+            errors.RunFolderError,
+        ) as error:
             if str(error) != str(because):
                 console.line(str(error))

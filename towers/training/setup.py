@@ -35,15 +35,12 @@ def cluster_of(
     if cluster is None or cluster.size == 1:
         return None
     if not has_workers:
-        raise ConfigError(
-            f"{cluster.origin} names {cluster.size} workers, and strategy="
-            f"{config.strategy} trains in one process; set --strategy=multi_worker"
-        )
+        way = f"strategy={config.strategy} is one process; set --strategy=multi_worker"
+        raise ConfigError(f"{cluster.origin} names {cluster.size} workers, and {way}")
     if config.device_order:
-        raise ConfigError(
-            f"device_order={config.device_order} with several workers: each takes its "
-            "GPUs in their order; set CUDA_VISIBLE_DEVICES"
-        )
+        why = "each takes its GPUs in their order; set CUDA_VISIBLE_DEVICES"
+        given_order = f"device_order={config.device_order}"
+        raise ConfigError(f"{given_order} with several workers: {why}")
     validate_addresses(cluster, allow_public_address)
     return cluster
 
@@ -124,7 +121,6 @@ def validate_teacher(run: RestoredRun, parts: builder.Parts) -> None:
         inputs = parts.augment.evaluate(tf.constant(images))
         is_alike = np.allclose(run.preprocess(images), inputs, atol=1e-5)
     if not is_alike:
-        raise ConfigError(
-            f"teacher={run.path}: it was trained on other classes, sizes or inputs; "
-            "choose a run with the same data set, sizes and kind of --augment"
-        )
+        why = "it was trained on other classes, sizes or inputs"
+        way = "choose a run with the same data set, sizes and kind of --augment"
+        raise ConfigError(f"teacher={run.path}: {why}; {way}")

@@ -308,7 +308,5 @@ def say_finished(run: Run) -> None:
     """Print that no step is left, and how the run can go on."""
     is_early = run.is_out_of_patience and run.step < run.last_step
     hint = how_to_continue(run.config, run.step, run.parts.total_steps, is_early)
-    run.outputs.say(
-        f"{run.folder.path} is finished: {progress_text(run)}. {hint}; "
-        "--overwrite starts again"
-    )
+    reached = f"{run.folder.path} is finished: {progress_text(run)}"
+    run.outputs.say(f"{reached}. {hint}; --overwrite starts again")

@@ -110,10 +110,8 @@ def lr_range_test(
     count = lr_range.num_steps(images, parts.num_examples)
     per_step = images / parts.num_examples
     status = Status(count, count * per_step, epochs_per_step=per_step)
-    console.line(
-        f"learning rates from {trainer.learning_rate(0):g} to {lr_range.HIGHEST:g} in "
-        f"{count} steps"
-    )
+    rates = f"{trainer.learning_rate(0):g} to {lr_range.HIGHEST:g}"
+    console.line(f"learning rates from {rates} in {count} steps")
     with create_display(progress, status) as display:
         result = trial.watched(
             lambda _: lr_range.range_test(trial.losses(count)), display.tick

@@ -29,9 +29,8 @@ def create_model(
     """Build a network of `keras.applications` with logits; all kernels decay."""
     function = find_function(name)
     if image_shape[-1] != 3:
-        raise ConfigError(
-            f"model=keras:{name} takes images of 3 channels, not {image_shape[-1]}"
-        )
+        why = f"takes images of 3 channels, not {image_shape[-1]}"
+        raise ConfigError(f"model=keras:{name} {why}")
     try:
         stock = function(
             weights=None,
@@ -64,10 +63,9 @@ def _check(source, layer):
     """Refuse a layer with a state that strategies do not update."""
     state = [v.name for v in layer.non_trainable_variables]
     if state and not isinstance(layer, (BatchNormalization, Normalization)):
-        raise ConfigError(
-            f"{source}: layer {layer.name!r} ({type(layer).__name__}) keeps "
-            f"{', '.join(state)}, which are not parameters; choose another --model"
-        )
+        why = f"keeps {', '.join(state)}, not parameters; choose another --model"
+        kind = type(layer).__name__
+        raise ConfigError(f"{source}: layer {layer.name!r} ({kind}) {why}")
 
 
 class ReverseChannels(keras.layers.Layer):
@@ -81,10 +79,8 @@ def find_function(name: str) -> Callable[..., keras.Model]:
     """Return the function of `keras.applications` that builds a network."""
     functions = dict(inspect.getmembers(keras.applications, inspect.isfunction))
     if name not in functions:
-        raise ConfigError(
-            f"model=keras:{name}: {did_you_mean(name, functions)}"
-            f"keras.applications has {', '.join(functions)}"
-        )
+        hint = f"{did_you_mean(name, functions)}keras.applications has "
+        raise ConfigError(f"model=keras:{name}: {hint}{', '.join(functions)}")
     return functions[name]
 
 
@@ -102,10 +98,8 @@ def create_pretrained(name: str) -> keras.Model:
             warnings.filterwarnings("ignore", "`input_shape` is undefined")
             stock = function(weights="imagenet", classifier_activation=None)
     except Exception as error:  # Keras raises no class of its own
-        raise OSError(
-            f"init_from=imagenet with model=keras:{name}: {one_line(error)}; give the "
-            "file of the weights, --init_from=FILE.h5"
-        ) from error
+        why = f"init_from=imagenet with model=keras:{name}: {one_line(error)}"
+        raise OSError(f"{why}; give the file, --init_from=FILE.h5") from error
     shape, num_classes = stock.inputs[0].shape[1:], stock.outputs[0].shape[-1]
     return rebuild(f"model=keras:{name}", stock, shape, num_classes)
 

@@ -29,10 +29,8 @@ _without_weights: set[str] = set()
 def give(model: keras.Model) -> tuple[str, str]:
     """Register a copy of a model; return its value of `--model` and its JSON."""
     if not isinstance(model, keras.Model) or not is_network(model):
-        raise ConfigError(
-            f"model is {type(model).__name__}; give a Functional model, "
-            "keras.Model(inputs, outputs), or a keras.Sequential"
-        )
+        way = "give a Functional model, keras.Model(inputs, outputs), or a Sequential"
+        raise ConfigError(f"model is {type(model).__name__}; {way}")
     weights = {id(x): x.get_weights() for x in layers_of(model)}
 
     def create(regularizer=None):
@@ -45,10 +43,9 @@ def give(model: keras.Model) -> tuple[str, str]:
     try:
         _from_json(architecture)
     except (KeyError, TypeError, ValueError) as error:
-        console.warn(
-            f"only this program can use the network: {_first_sentence(error)}; "
-            "register its class with keras.saving.register_keras_serializable"
-        )
+        way = "register its class with keras.saving.register_keras_serializable"
+        why = f"only this program can use the network: {_first_sentence(error)}"
+        console.warn(f"{why}; {way}")
     name = factories.given_name(zlib.crc32(architecture.encode()))
     factories.give("model", name, create)
     _without_weights.discard(name)
@@ -80,10 +77,8 @@ def give_stored(name: str, path: pathlib.Path) -> None:
         except OSError as error:
             raise ConfigError(f"model={name}: {path}: {error.strerror}") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{path}: {_first_sentence(error)}. Import the module that registers "
-                "it before"
-            ) from None
+            way = "Import the module that registers it before"
+            raise ConfigError(f"{path}: {_first_sentence(error)}. {way}") from None
         return _copy(model, regularizer, lambda layer: [])
 
     if not factories.is_given("model", name):
@@ -147,11 +142,12 @@ def _refusal(layer, error):
     if isinstance(layer, keras.layers.Lambda):
         hint = "write the function as a layer of your own, or with keras.ops"
     # Keras puts the whole configuration before the reason.
-    reason = str(error).rpartition("Exception encountered: ")[2]
-    return ConfigError(
-        f"model: layer {layer.name!r} ({type(layer).__name__}) cannot be copied, "
-        f"{_first_sentence(reason)}; {hint}"
-    )
+    return _uncopied(layer, str(error).rpartition("Exception encountered: ")[2], hint)
+
+
+def _uncopied(layer, error, hint):
+    begin = f"model: layer {layer.name!r} ({type(layer).__name__}) cannot be copied"
+    return ConfigError(f"{begin}, {_first_sentence(error)}; {hint}")
 
 
 def _set_weights(ours, layer, values):
@@ -161,11 +157,8 @@ def _set_weights(ours, layer, values):
             ours.build_from_config(layer.get_build_config())
         ours.set_weights(values)
     except ValueError as error:
-        raise ConfigError(
-            f"model: layer {layer.name!r} ({type(layer).__name__}) cannot be copied, "
-            f"{_first_sentence(error)}; have its constructor or build create its "
-            "variables, and the same ones for the same arguments"
-        ) from None
+        hint = "have its constructor or build create its variables, and the same ones "
+        raise _uncopied(layer, error, f"{hint}for the same arguments") from None
 
 
 def _settings(layer, settings, regularizer):

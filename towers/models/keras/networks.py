@@ -12,15 +12,8 @@ import re
 import keras
 from keras import layers, tree
 
+from towers import keras_internals
 from towers.errors import ConfigError
-from towers.keras_internals import (
-    detach,
-    drop_seed_generators,
-    last_operation,
-    layers_of,
-    rename,
-    run_through_graph,
-)
 from towers.models.keras.noise import (
     DROPOUTS,
     NOISY,
@@ -30,29 +23,16 @@ from towers.models.keras.noise import (
     noise_rate,
     noise_shape,
 )
-from towers.models.layers.core import (
-    Conv2D,
-    Dense,
-    DepthwiseConv2D,
-    Dropout,
-    FusedActivation,
-    GroupedConv2D,
-    is_fused,
-)
-from towers.models.layers.normalization import (
-    BatchNormalization,
-    FusedLayerNormalization,
-    Normalization,
-)
+from towers.models.layers import core, normalization
 
 IMAGES = "images"
 
 # Layers of Keras -> ours.
 OURS = NOISY | {
-    layers.BatchNormalization: BatchNormalization,
-    layers.Dense: Dense,
-    layers.DepthwiseConv2D: DepthwiseConv2D,
-    layers.Normalization: Normalization,
+    layers.BatchNormalization: normalization.BatchNormalization,
+    layers.Dense: core.Dense,
+    layers.DepthwiseConv2D: core.DepthwiseConv2D,
+    layers.Normalization: normalization.Normalization,
 }
 
 
@@ -73,10 +53,8 @@ def rebuild(
         `source`.
     """
     if not is_network(network):
-        raise ConfigError(
-            f"{source}: gave {type(network).__name__}; return a Functional model, "
-            "keras.Model(inputs, outputs), or a keras.Sequential"
-        )
+        way = "return a Functional model, keras.Model(inputs, outputs), or a Sequential"
+        raise ConfigError(f"{source}: gave {type(network).__name__}; {way}")
     rebuilding = _Rebuilding()
     images, x = rebuilding.inputs(network, image_shape)
     if first_layer:
@@ -146,7 +124,7 @@ class _Rebuilding:
                 x = visit(layer)(x)
             return x
         # Keras' own traversal, which also runs the model.
-        return run_through_graph(network, x, visit)
+        return keras_internals.run_through_graph(network, x, visit)
 
     def _call(self, operation, args, kwargs):
         if is_network(operation):
@@ -154,7 +132,7 @@ class _Rebuilding:
         if id(operation) not in self._called:
             self._called[id(operation)] = operation, operation.name
             operation.name = self._unique(operation.name)
-            detach(operation)  # from its former graph
+            keras_internals.detach(operation)  # from its former graph
         # The graph's value is a default: a call of the whole model decides.
         kwargs.pop("training", None)
         if not isinstance(operation, layers.Layer):
@@ -162,22 +140,22 @@ class _Rebuilding:
         if type(operation) in DROPOUTS or is_stochastic_depth(operation):
             return self._drop(operation, args[0])
         name, operation = operation.name, self._replacement(operation)
-        operation.name, inner = name, layers_of(operation)
+        operation.name, inner = name, keras_internals.layers_of(operation)
         if any(isinstance(x, layers.SpectralNormalization) for x in inner):
-            self.complaints.append(
-                f"layer {operation.name!r} ({type(operation).__name__}): spectral "
-                "normalization changes parameters while the loss is computed; leave it "
-                "out, or write it as a layer that normalizes its kernel at each use"
+            why = (
+                "changes parameters while the loss is computed (spectral normalization)"
             )
+            way = (
+                "leave it out, or write a layer that normalizes its kernel at each use"
+            )
+            self._complain(operation, operation.name, f"{why}; {way}")
         if not any(isinstance(x, Noisy) and noise_rate(x) > 0 for x in inner):
             return operation(*args, **kwargs)
         layer = WithNoise(operation, args, kwargs, name=self._name_of_call(operation))
         shapes = layer.find_noise_shapes()
         if None in shapes:
-            self.complaints.append(
-                f"layer {operation.name!r} ({type(operation).__name__}): a random layer"
-                " in it does not see one image beside the other"
-            )
+            why = "has a random layer that does not see one image beside the other"
+            self._complain(operation, operation.name, why)
             return operation(*args, **kwargs)
         noises = [self._noise(f"{layer.name}_noise", shape) for shape in shapes]
         return layer([*layer.tensors, *noises])
@@ -196,7 +174,8 @@ class _Rebuilding:
             for name, value in vars(layer).items():
                 vars(layer)[name] = self._with_replacements(value)
             if {getattr(layer, x, 1) for x in ("dropout", "recurrent_dropout")} == {0}:
-                drop_seed_generators(layer)  # recurrent cells always have one
+                # Recurrent cells always have one.
+                keras_internals.drop_seed_generators(layer)
         return ours
 
     def _with_replacements(self, value):
@@ -235,7 +214,7 @@ class _Rebuilding:
         rate = layer.drop_path_rate if is_stochastic_depth(layer) else layer.rate
         if not rate:
             return x
-        dropout = Dropout(rate, name=self._name_of_call(layer))
+        dropout = core.Dropout(rate, name=self._name_of_call(layer))
         noise = self._noise(f"{dropout.name}_noise", noise_shape(layer, x))
         return dropout([x, noise])
 
@@ -247,27 +226,24 @@ class _Rebuilding:
                 "seed_generator" in variable.path for variable in variables
             ):
                 hint = "and --augment changes images"
-                inner = layers_of(layer)
+                inner = keras_internals.layers_of(layer)
                 if any(hasattr(x, "recurrent_dropout") for x in inner):
                     hint = "so set dropout and recurrent_dropout to 0"
-                self.complaints.append(
-                    f"layer {name!r} ({type(layer).__name__}) keeps a random generator;"
-                    f" only dropout and Gaussian noise are replaced, {hint}"
-                )
+                why = "keeps a random generator; only dropout and Gaussian noise are"
+                self._complain(layer, name, f"{why} replaced, {hint}")
         shapes = [tuple(x.shape) for x in outputs]
         if shapes != [(None, num_classes)]:
-            self.complaints.append(
-                f"gives {shapes}; the data set needs [(None, {num_classes})], a logit "
-                "of each class"
-            )
-        last = last_operation(outputs[0])
+            needed = f"[(None, {num_classes})], a logit of each class"
+            self.complaints.append(f"gives {shapes}; the data set needs {needed}")
+        last = keras_internals.last_operation(outputs[0])
         function = getattr(last, "activation", type(last))
         kind = getattr(function, "__name__", "").lower().removesuffix("_v2")
         if kind in ("softmax", "sigmoid"):
-            self.complaints.append(
-                f"layer {last.name!r} ({type(last).__name__}) gives probabilities; "
-                f"the loss takes logits: leave its {kind} out"
-            )
+            why = f"gives probabilities; the loss takes logits: leave its {kind} out"
+            self._complain(last, last.name, why)
+
+    def _complain(self, layer, name, why):
+        self.complaints.append(f"layer {name!r} ({type(layer).__name__}) {why}")
 
     def _called_layers(self):
         """Return the layers that were called, each with its former name."""
@@ -282,7 +258,7 @@ class _Rebuilding:
                 rest = rest or variable.path
                 if re.fullmatch(r"variable(_\d+)?", rest):
                     rest = attributes.get(id(variable), rest)
-                rename(variable, f"{layer.name}/{rest}")
+                keras_internals.rename(variable, f"{layer.name}/{rest}")
 
 
 def _class_of_ours(layer):
@@ -290,12 +266,12 @@ def _class_of_ours(layer):
     if kind is layers.LayerNormalization:
         is_plain = layer.scale and layer.center and not layer.rms_scaling
         is_plain = is_plain and layer.axis in (-1, [-1])
-        return FusedLayerNormalization if is_plain else None
+        return normalization.FusedLayerNormalization if is_plain else None
     if kind is layers.Activation:
-        return FusedActivation if is_fused(layer.activation) else None
+        return core.FusedActivation if core.is_fused(layer.activation) else None
     if kind is layers.Conv2D:
         has_groups = layer.groups > 1 and layer.data_format == "channels_last"
-        return GroupedConv2D if has_groups else Conv2D
+        return core.GroupedConv2D if has_groups else core.Conv2D
     return OURS.get(kind)
 
 
@@ -304,7 +280,7 @@ def _converted(layer, kind):
     names = inspect.signature(type(layer).__init__).parameters
     settings = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
     settings |= {"name": layer.name, "trainable": layer.trainable}
-    if kind is Normalization:
+    if kind is normalization.Normalization:
         settings |= {"mean": layer.input_mean, "variance": layer.input_variance}
     ours = kind(**settings | {"dtype": layer.dtype_policy})
     for name, value in vars(layer).items():

@@ -1,5 +1,6 @@
 """Building blocks of the networks."""
 
+import dataclasses
 from typing import TypeAlias
 
 import keras
@@ -18,50 +19,90 @@ Regularizer: TypeAlias = keras.regularizers.Regularizer | None
 MAX_CHANNELS = 2**53
 
 
-def scaled(count: int, width: float, multiple_of: int = 1) -> int:
-    """Return `count` channels times `width`, rounded to a nonzero multiple."""
-    if count * width >= MAX_CHANNELS:
-        raise ConfigError(
-            f"width={width:g}: a layer would have {count * width:.3g} channels, and "
-            f"{MAX_CHANNELS:.3g} can be counted; lower --width"
-        )
-    return multiple_of * max(1, round(count * width / multiple_of))
+@dataclasses.dataclass
+class Builder:
+    """Adds layers to a network of `images`, a symbolic tensor."""
 
+    image_shape: Shape
+    num_classes: int  # number of logits
+    width: float = 1.0  # factor on the channels of every layer
+    regularizer: Regularizer = None  # of the kernels that decay
 
-def check_image_size(model: str, image_shape: Shape, at_least: int) -> None:
-    """Raise ConfigError if pooling would leave nothing of an image."""
-    height, width, _ = image_shape
-    if min(height, width) < at_least:
-        raise ConfigError(
-            f"model={model} needs images of at least {at_least}x{at_least}, not "
-            f"{height}x{width}; choose another --model or --augment"
-        )
+    def __post_init__(self):
+        self.images = keras.Input(self.image_shape, name="images")
+        self._noises: list[Tensor] = []
 
+    def scaled(self, count: int, multiple_of: int = 1) -> int:
+        """Return `count` channels times the width, rounded to a nonzero multiple."""
+        if count * self.width >= MAX_CHANNELS:
+            raise ConfigError(
+                f"width={self.width:g}: a layer would have {count * self.width:.3g} "
+                f"channels, and {MAX_CHANNELS:.3g} can be counted; lower --width"
+            )
+        return multiple_of * max(1, round(count * self.width / multiple_of))
 
-def conv(
-    x: Tensor,
-    filters: int,
-    size: int,
-    stride: int,
-    name: str,
-    regularizer: Regularizer,
-    is_standardized: bool = False,
-) -> Tensor:
-    """Add a convolution without biases, centered on the pixels of a shortcut."""
-    same, other = SameConv2D, Conv2D
-    if is_standardized:
-        same, other = core.StandardizedSameConv2D, core.StandardizedConv2D
-    settings: dict = {
-        "use_bias": False,
-        "kernel_initializer": "he_normal",
-        "kernel_regularizer": regularizer,
-        "name": name,
-    }
-    if size == 3 and stride == 1:
-        return same(filters, **settings)(x)
-    if size > 1:
-        x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
-    return other(filters, size, strides=stride, **settings)(x)
+    def check_image_size(self, model: str, at_least: int) -> None:
+        """Raise ConfigError if pooling would leave nothing of an image."""
+        height, width, _ = self.image_shape
+        if min(height, width) < at_least:
+            raise ConfigError(
+                f"model={model} needs images of at least {at_least}x{at_least}, not "
+                f"{height}x{width}; choose another --model or --augment"
+            )
+
+    def conv(
+        self,
+        x: Tensor,
+        filters: int,
+        size: int,
+        stride: int,
+        name: str,
+        is_standardized: bool = False,
+    ) -> Tensor:
+        """Add a convolution without biases, centered on the pixels of a shortcut."""
+        same, other = SameConv2D, Conv2D
+        if is_standardized:
+            same, other = core.StandardizedSameConv2D, core.StandardizedConv2D
+        settings: dict = {
+            "use_bias": False,
+            "kernel_initializer": "he_normal",
+            "kernel_regularizer": self.regularizer,
+            "name": name,
+        }
+        if size == 3 and stride == 1:
+            return same(filters, **settings)(x)
+        if size > 1:
+            x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
+        return other(filters, size, strides=stride, **settings)(x)
+
+    def dropout(
+        self, x: Tensor, rate: float, name: str, per_image: bool = False
+    ) -> Tensor:
+        """Add dropout, or stochastic depth if `per_image`, with an input of noise."""
+        if not rate:
+            return x
+        shape = [1] * (len(x.shape) - 1) if per_image else x.shape[1:]
+        self._noises.append(keras.Input(shape, name=f"{name}_noise"))
+        return Dropout(rate, name=name)([x, self._noises[-1]])
+
+    def classifier(self, x: Tensor, dropout_rate: float = 0.0) -> Tensor:
+        """Add global average pooling, dropout and the logits."""
+        x = layers.GlobalAveragePooling2D(name="pool")(x)
+        return self.logits(self.dropout(x, dropout_rate, "dropout"))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Add the last dense layer."""
+        return Dense(
+            self.num_classes,
+            kernel_initializer=uniform(),  # He's would make the first logits too large
+            kernel_regularizer=self.regularizer,
+            name="logits",
+        )(x)
+
+    def network(self, logits: Tensor, name: str) -> keras.Model:
+        """Return the network of images and, if it has dropout, of noise."""
+        inputs = [self.images, *self._noises] if self._noises else self.images
+        return keras.Model(inputs, logits, name=name)
 
 
 def normalization(
@@ -77,46 +118,6 @@ def normalization(
         epsilon=epsilon,
         gamma_initializer=gamma_initializer,
         name=name,
-    )(x)
-
-
-def dropout(
-    x: Tensor, rate: float, name: str, inputs: list[Tensor], per_image: bool = False
-) -> Tensor:
-    """Add dropout, or stochastic depth if `per_image`, and its noise to the inputs."""
-    if not rate:
-        return x
-    shape = [1] * (len(x.shape) - 1) if per_image else x.shape[1:]
-    inputs.append(keras.Input(shape, name=f"{name}_noise"))
-    return Dropout(rate, name=name)([x, inputs[-1]])
-
-
-def network(inputs: list[Tensor], logits: Tensor, name: str) -> keras.Model:
-    """Return the network of images and, if it has dropout, of noise."""
-    return keras.Model(inputs if len(inputs) > 1 else inputs[0], logits, name=name)
-
-
-def classifier(
-    x: Tensor,
-    num_classes: int,
-    regularizer: Regularizer,
-    dropout_rate: float = 0.0,
-    inputs: list[Tensor] | None = None,
-) -> Tensor:
-    """Add global average pooling, `dropout` and the logits."""
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    if inputs is not None:
-        x = dropout(x, dropout_rate, "dropout", inputs)
-    return logits(x, num_classes, regularizer)
-
-
-def logits(x: Tensor, num_classes: int, regularizer: Regularizer) -> Tensor:
-    """Add the last dense layer."""
-    return Dense(
-        num_classes,
-        kernel_initializer=uniform(),  # He's would make the first logits too large
-        kernel_regularizer=regularizer,
-        name="logits",
     )(x)
 
 

@@ -3,20 +3,7 @@
 import keras
 import tensorflow as tf
 
-from towers.models.layers.cpu_convolutions import (
-    MANY_IMAGES,
-    conv2d_cpu,
-    depthwise_conv2d_cpu,
-    strided_pixels,
-    winograd_conv2d,
-)
-from towers.models.layers.cpu_kernels import (
-    FUSED_ACTIVATIONS,
-    add_bias,
-    dense,
-    gelu,
-    widened,
-)
+from towers.models.layers import cpu_convolutions, cpu_kernels
 from towers.models.layers.device import OnDevice
 
 # Limits within which Winograd's convolution is faster. With fewer channels, or filters
@@ -34,7 +21,7 @@ class Gelu(OnDevice):
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016)."""
 
     def call(self, inputs):
-        return gelu(inputs, self.device_kind)
+        return cpu_kernels.gelu(inputs, self.device_kind)
 
 
 class LayerScale(keras.layers.Layer):
@@ -86,14 +73,14 @@ class Dense(OnDevice, keras.layers.Dense):
         if is_exact or not self.use_bias:
             return super().call(inputs, training=training)
         kernel, bias = map(tf.convert_to_tensor, (self.kernel, self.bias))
-        outputs = dense(tf.cast(inputs, kernel.dtype), kernel, bias)
+        outputs = cpu_kernels.dense(tf.cast(inputs, kernel.dtype), kernel, bias)
         return outputs if self.activation is None else self.activation(outputs)
 
 
 def _finished(layer, outputs):
     """Add the bias of a convolution and apply its activation."""
     if layer.use_bias:
-        outputs = add_bias(outputs, tf.convert_to_tensor(layer.bias))
+        outputs = cpu_kernels.add_bias(outputs, tf.convert_to_tensor(layer.bias))
     return outputs if layer.activation is None else layer.activation(outputs)
 
 
@@ -117,7 +104,7 @@ class Conv2D(OnDevice, keras.layers.Conv2D):
     def convolution_op(self, inputs, kernel):
         is_strided_pixel = self.kernel_size == (1, 1) and max(self.strides) > 1
         if self._is_for_cpu and is_strided_pixel and self.groups == 1:
-            pixels = strided_pixels(inputs, self.strides)
+            pixels = cpu_convolutions.strided_pixels(inputs, self.strides)
             return tf.nn.conv2d(pixels, tf.convert_to_tensor(kernel), 1, "VALID")
         return super().convolution_op(inputs, kernel)
 
@@ -137,12 +124,14 @@ class GroupedConv2D(Conv2D):
         padding, dilation = self.padding.upper(), self.dilation_rate
         strides = self.strides
         if self.kernel_size == (1, 1) and max(strides) > 1:
-            inputs, strides = strided_pixels(inputs, strides), (1, 1)
+            inputs, strides = cpu_convolutions.strided_pixels(inputs, strides), (1, 1)
         is_depthwise = self.groups == inputs.shape[-1] == self.filters
         if is_depthwise and strides[0] == strides[1]:  # TensorFlow has no others
             kernel = tf.reshape(kernel, [*self.kernel_size, self.filters, 1])
             if self.device_kind == "CPU" and max(dilation) == 1:
-                return depthwise_conv2d_cpu(inputs, kernel, strides, padding)
+                return cpu_convolutions.depthwise_conv2d_cpu(
+                    inputs, kernel, strides, padding
+                )
             return tf.nn.depthwise_conv2d(
                 inputs, kernel, [1, *strides, 1], padding, dilations=dilation
             )
@@ -165,7 +154,9 @@ class DepthwiseConv2D(OnDevice, keras.layers.DepthwiseConv2D):
         if self.device_kind == "GPU" or not is_dense:
             return super().call(inputs)
         kernel, padding = tf.convert_to_tensor(self.kernel), self.padding.upper()
-        outputs = depthwise_conv2d_cpu(inputs, kernel, self.strides, padding)
+        outputs = cpu_convolutions.depthwise_conv2d_cpu(
+            inputs, kernel, self.strides, padding
+        )
         return _finished(self, outputs)
 
 
@@ -194,7 +185,7 @@ class SameConv2D(Conv2D):
     def convolution_op(self, inputs, kernel):
         kernel = tf.convert_to_tensor(kernel)
         count, height, width, channels = inputs.shape
-        count = MANY_IMAGES if count is None else count
+        count = cpu_convolutions.MANY_IMAGES if count is None else count
         kept = self.compute_output_shape(inputs.shape)[1:3]
         is_for_cpu = self.device_kind == "CPU"
         if (
@@ -206,7 +197,7 @@ class SameConv2D(Conv2D):
             and count * height * width >= MIN_PIXELS
             and inputs.dtype in (tf.float32, tf.float64)
         ):
-            return winograd_conv2d(inputs, kernel, *kept)
+            return cpu_convolutions.winograd_conv2d(inputs, kernel, *kept)
         by_products = (
             is_for_cpu
             and min(channels, self.filters) >= MIN_CHANNELS_OF_PRODUCTS
@@ -214,7 +205,7 @@ class SameConv2D(Conv2D):
             and inputs.dtype == tf.bfloat16
         )
         if by_products or kept != (height, width):
-            return conv2d_cpu(inputs, kernel, *kept, by_products)
+            return cpu_convolutions.conv2d_cpu(inputs, kernel, *kept, by_products)
         return super().convolution_op(inputs, kernel)
 
     def compute_output_shape(self, input_shape):
@@ -245,7 +236,7 @@ class StandardizedSameConv2D(SameConv2D):
 
 def standardized(kernel: tf.Tensor) -> tf.Tensor:
     """Return a kernel whose filters have mean 0 and variance 1."""
-    wide = widened(tf.convert_to_tensor(kernel))
+    wide = cpu_kernels.widened(tf.convert_to_tensor(kernel))
     mean, variance = tf.nn.moments(wide, [0, 1, 2], keepdims=True)
     # BiT's epsilon: a filter of zeros stays zero.
     return tf.cast((wide - mean) * tf.math.rsqrt(variance + 1e-8), kernel.dtype)
@@ -256,14 +247,14 @@ class FusedActivation(OnDevice, keras.layers.Activation):
 
     def call(self, inputs):
         if self.device_kind == "CPU" and is_fused(self.activation):
-            return FUSED_ACTIVATIONS[self.activation.__name__](inputs)
+            return cpu_kernels.FUSED_ACTIVATIONS[self.activation.__name__](inputs)
         return super().call(inputs)
 
 
 def is_fused(activation) -> bool:
     """Return whether an activation function of Keras has a fused form for CPUs."""
     name, module = (getattr(activation, x, "") for x in ("__name__", "__module__"))
-    return name in FUSED_ACTIVATIONS and module.startswith("keras.")
+    return name in cpu_kernels.FUSED_ACTIVATIONS and module.startswith("keras.")
 
 
 class PadChannels(keras.layers.Layer):
@@ -274,9 +265,5 @@ class PadChannels(keras.layers.Layer):
         self.before, self.after = before, after
 
     def call(self, inputs):
-        return pad_channels(inputs, self.before, self.after)
-
-
-def pad_channels(x: tf.Tensor, before: int, after: int) -> tf.Tensor:
-    """Pad the last axis with zeros."""
-    return tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[before, after]])
+        others = [[0, 0]] * (len(inputs.shape) - 1)
+        return tf.pad(inputs, [*others, [self.before, self.after]])

@@ -181,9 +181,7 @@ class Normalization(keras.layers.Normalization):
         rank, axes = len(inputs.shape), self.axis
         axes = sorted((axis % rank for axis in axes), reverse=True)
 
-        def aligned(
-            values,
-        ):  # the last axis of the moments belongs to the last of `axes`
+        def aligned(values):  # their last axis belongs to the last of `axes`
             values, shape = keras.ops.cast(values, inputs.dtype), [1] * rank
             for axis, size in zip(axes, reversed(values.shape), strict=False):
                 shape[axis] = size

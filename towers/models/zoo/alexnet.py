@@ -3,23 +3,15 @@
 import keras
 from keras import layers
 
-from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape
-from towers.models.layers.core import Conv2D, Dense, Dropout, GroupedConv2D
+from towers.models.layers.blocks import Builder
+from towers.models.layers.core import Conv2D, Dense, GroupedConv2D
 from towers.models.layers.normalization import LocalResponseNormalization
 
 # Minimum side of an image for the paper's first convolution.
 LARGE = 64
 
 
-def create_model(
-    *,
-    columns: int,
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
-) -> keras.Model:
+def create_model(build: Builder, *, columns: int) -> keras.Model:
     """Build five convolutions and three dense layers.
 
     In columns, the second, fourth and fifth convolution and the normalizations see only
@@ -28,10 +20,10 @@ def create_model(
     not learn CIFAR-10.
     """
     name = "alexnet" if columns == 1 else "alexnet_two_columns"
-    blocks.check_image_size(name, image_shape, at_least=15)
-    is_large = min(image_shape[:2]) >= LARGE
+    build.check_image_size(name, at_least=15)
+    is_large = min(build.image_shape[:2]) >= LARGE
     # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
-    narrower = width**-0.5
+    narrower = build.width**-0.5
 
     def settings(name, bias, stddev=0.01 * narrower, rectified=True) -> dict:
         initial = keras.initializers.RandomNormal(stddev=stddev)
@@ -40,13 +32,13 @@ def create_model(
         return {
             "kernel_initializer": initial,
             "bias_initializer": keras.initializers.Constant(bias if is_large else 0.0),
-            "kernel_regularizer": regularizer,
+            "kernel_regularizer": build.regularizer,
             "name": name,
         }
 
     def conv(x, number, count, size, bias, groups=1):
         layer = GroupedConv2D(
-            blocks.scaled(count, width, columns),
+            build.scaled(count, columns),
             size,
             padding="same",
             groups=groups,
@@ -61,19 +53,18 @@ def create_model(
         return layers.MaxPooling2D(3, strides=2, name=f"pool{number}")(x)
 
     def dense(x, number):
-        units = blocks.scaled(4096, width, columns)
-        noise = keras.Input((units,), name=f"dropout{number}_noise")
+        units = build.scaled(4096, columns)
         x = Dense(units, **settings(f"fc{number}", 1.0))(x)
         x = layers.ReLU(name=f"relu{number}")(x)
-        return Dropout(0.5, name=f"dropout{number}")([x, noise]), noise
+        return build.dropout(x, 0.5, f"dropout{number}")
 
-    x = images = keras.Input(image_shape, name="images")
+    x = build.images
     first: dict = {"kernel_size": 5, "padding": "same"}
     if is_large:
         x = layers.ZeroPadding2D(((1, 2), (1, 2)), name="pad1")(x)
         first = {"kernel_size": 11, "strides": 4}
     first |= settings("conv1", 0.0, 0.01)
-    x = Conv2D(blocks.scaled(96, width, columns), **first)(x)
+    x = Conv2D(build.scaled(96, columns), **first)(x)
     x = layers.ReLU(name="relu1")(x)
     x = norm_pool(x, 1)
     x = norm_pool(conv(x, 2, 256, 5, 1.0, columns), 2)
@@ -82,7 +73,6 @@ def create_model(
     x = conv(x, 5, 256, 3, 1.0, columns)
     x = layers.MaxPooling2D(3, strides=2, name="pool5")(x)
     x = layers.Flatten(name="flatten")(x)
-    x, noise6 = dense(x, 6)
-    x, noise7 = dense(x, 7)
-    logits = Dense(num_classes, **settings("fc8", 0.0, rectified=False))(x)
-    return keras.Model([images, noise6, noise7], logits, name=name)
+    x = dense(dense(x, 6), 7)
+    logits = Dense(build.num_classes, **settings("fc8", 0.0, rectified=False))(x)
+    return build.network(logits, name)

@@ -4,13 +4,13 @@ Group normalization and a rectifier precede each convolution (arXiv:1603.05027),
 kernel is standardized. All kernels decay.
 """
 
+import functools
 import math
 
 import keras
 from keras import layers
 
-from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape, scaled
+from towers.models.layers.blocks import Builder
 
 # Parameter names in timm checkpoints.
 TORCH_NAMES = (
@@ -27,34 +27,25 @@ TORCH_NAMES = (
 
 
 def create_model(
-    *,
-    depths: tuple[int, ...],
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
-    stochastic_depth: float = 0.0,
+    build: Builder, *, depths: tuple[int, ...], stochastic_depth: float = 0.0
 ) -> keras.Model:
     """Build stages with `depths` blocks; their 3x3 convolutions have the stride.
 
     Normalization is in 32 groups of channels, with `width` in the largest power of two
     that divides the channels.
     """
-    inputs, index = [keras.Input(image_shape, name="images")], 0
-
-    def conv(x, filters, size, stride, name):
-        return blocks.conv(x, filters, size, stride, name, regularizer, True)
+    conv, index = functools.partial(build.conv, is_standardized=True), 0
 
     def active(x, name):
         groups = {"groups": math.gcd(32, x.shape[-1]), "epsilon": 1e-5}
         x = layers.GroupNormalization(name=name, **groups)(x)
         return layers.ReLU(name=name.replace("norm", "relu"))(x)
 
-    x = conv(inputs[0], scaled(64, width), 7, 2, "stem_conv")
+    x = conv(build.images, build.scaled(64), 7, 2, "stem_conv")
     x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
     x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
     for stage, depth in enumerate(depths, start=1):
-        inner, outer = (scaled(k * 32 * 2**stage, width) for k in (1, 4))
+        inner, outer = (build.scaled(k * 32 * 2**stage) for k in (1, 4))
         for block in range(1, depth + 1):
             name, index = f"stage{stage}_block{block}", index + 1
             stride = 2 if stage > 1 and block == 1 else 1
@@ -65,7 +56,6 @@ def create_model(
             y = conv(active(y, f"{name}_norm2"), inner, 3, stride, f"{name}_conv2")
             y = conv(active(y, f"{name}_norm3"), outer, 1, 1, f"{name}_conv3")
             rate, place = stochastic_depth * index / sum(depths), f"{name}_depth"
-            y = blocks.dropout(y, rate, place, inputs, per_image=True)
+            y = build.dropout(y, rate, place, per_image=True)
             x = layers.Add(name=f"{name}_add")([x, y])
-    logits = blocks.classifier(active(x, "last_norm"), num_classes, regularizer)
-    return blocks.network(inputs, logits, "bit_resnet50x1")
+    return build.network(build.classifier(active(x, "last_norm")), "bit_resnet50x1")

@@ -3,34 +3,31 @@
 import keras
 from keras import layers
 
-from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.blocks import Builder
 from towers.models.layers.core import Dense, SameConv2D
 from towers.models.layers.normalization import LocalResponseNormalization
 
 
-def create_model(
-    *, image_shape: Shape, num_classes: int, width: float, regularizer: Regularizer
-) -> keras.Model:
+def create_model(build: Builder) -> keras.Model:
     """Build the network with initial values and weight decay of the tutorial."""
     # A narrower layer sums over fewer inputs; the factor is 1 at the tutorial's width.
-    narrower = width**-0.5
+    narrower, decay = build.width**-0.5, build.regularizer
 
     def conv(name, stddev, bias):
         return SameConv2D(
-            blocks.scaled(64, width),
+            build.scaled(64),
             kernel_size=5,
             kernel_initializer=keras.initializers.TruncatedNormal(stddev=stddev),
             bias_initializer=keras.initializers.Constant(bias),
             name=name,
         )
 
-    def dense(name, units, stddev, bias, decay=None):
+    def dense(name, units, stddev, bias, regularizer=None):
         return Dense(
             units,
             kernel_initializer=keras.initializers.TruncatedNormal(stddev=stddev),
             bias_initializer=keras.initializers.Constant(bias),
-            kernel_regularizer=decay,
+            kernel_regularizer=regularizer,
             name=name,
         )
 
@@ -40,8 +37,7 @@ def create_model(
     def norm(name):
         return LocalResponseNormalization(4, 1.0, 0.001 / 9, 0.75, name=name)
 
-    images = keras.Input(image_shape, name="images")
-    x = conv("conv1", 0.05, 0.0)(images)
+    x = conv("conv1", 0.05, 0.0)(build.images)
     x = layers.ReLU(name="relu1")(x)
     x = pool("pool1")(x)
     x = norm("norm1")(x)
@@ -50,9 +46,9 @@ def create_model(
     x = norm("norm2")(x)
     x = pool("pool2")(x)
     x = layers.Flatten(name="flatten")(x)
-    x = dense("local3", blocks.scaled(384, width), 0.04 * narrower, 0.1, regularizer)(x)
+    x = dense("local3", build.scaled(384), 0.04 * narrower, 0.1, decay)(x)
     x = layers.ReLU(name="relu3")(x)
-    x = dense("local4", blocks.scaled(192, width), 0.04 * narrower, 0.1, regularizer)(x)
+    x = dense("local4", build.scaled(192), 0.04 * narrower, 0.1, decay)(x)
     x = layers.ReLU(name="relu4")(x)
-    logits = dense("softmax_linear", num_classes, 1 / blocks.scaled(192, width), 0.0)(x)
-    return keras.Model(images, logits, name="cnn")
+    classes, stddev = build.num_classes, 1 / build.scaled(192)
+    return build.network(dense("softmax_linear", classes, stddev, 0.0)(x), "cnn")

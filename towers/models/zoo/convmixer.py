@@ -4,25 +4,22 @@ import keras
 from keras import layers
 
 from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.blocks import Builder
 from towers.models.layers.core import Conv2D, Gelu, GroupedConv2D
 
 
 def create_model(
+    build: Builder,
     *,
     channels: int,
     depth: int,
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
     patch_size: int = 2,
     kernel_size: int = 5,
 ) -> keras.Model:
     """Build patches, and blocks that mix pixels, then channels. Every kernel decays."""
     name = f"convmixer_{channels}_{depth}"
-    blocks.check_image_size(name, image_shape, at_least=patch_size)
-    channels = blocks.scaled(channels, width)
+    build.check_image_size(name, at_least=patch_size)
+    channels = build.scaled(channels)
 
     def active(layer, x):
         x = Gelu(name=f"{layer.name}_gelu")(layer(x))
@@ -30,13 +27,12 @@ def create_model(
 
     settings = {
         "kernel_initializer": blocks.uniform(),
-        "kernel_regularizer": regularizer,
+        "kernel_regularizer": build.regularizer,
     }
-    images = keras.Input(image_shape, name="images")
     patches = Conv2D(
         channels, patch_size, strides=patch_size, name="patches", **settings
     )
-    x = active(patches, images)
+    x = active(patches, build.images)
     for block in range(1, depth + 1):
         pixels = GroupedConv2D(
             channels,
@@ -48,6 +44,4 @@ def create_model(
         )
         x = layers.Add(name=f"block{block}_add")([active(pixels, x), x])
         x = active(Conv2D(channels, 1, name=f"block{block}_channels", **settings), x)
-    return keras.Model(
-        images, blocks.classifier(x, num_classes, regularizer), name=name
-    )
+    return build.network(build.classifier(x), name)

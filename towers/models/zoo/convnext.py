@@ -3,13 +3,9 @@
 import keras
 from keras import layers
 
-from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers import normalization
+from towers.models.layers.blocks import Builder
 from towers.models.layers.core import Conv2D, Dense, Gelu, GroupedConv2D, LayerScale
-from towers.models.layers.normalization import (
-    FusedLayerNormalization,
-    GlobalResponseNormalization,
-)
 
 _NAMES = {
     r"stem": "stem.0",
@@ -37,14 +33,11 @@ TORCH_NAMES = torch_names
 
 
 def create_model(
+    build: Builder,
     *,
     name: str,
     channels: tuple[int, ...],
     depths: tuple[int, ...],
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     is_v2: bool = False,
@@ -53,19 +46,18 @@ def create_model(
 
     V2 has a global response normalization in a block in place of the layer scale.
     """
-    blocks.check_image_size(name, image_shape, at_least=2 ** (len(depths) + 1))
+    build.check_image_size(name, at_least=2 ** (len(depths) + 1))
     settings = {
         # The authors' `trunc_normal_` truncates at 2, at 100 standard deviations.
         "kernel_initializer": keras.initializers.RandomNormal(stddev=0.02),
-        "kernel_regularizer": regularizer,
+        "kernel_regularizer": build.regularizer,
     }
-    inputs = [keras.Input(image_shape, name="images")]
 
     def patches(x, filters, size, name):
         return Conv2D(filters, size, strides=size, name=name, **settings)(x)
 
     def norm(x, name):
-        return FusedLayerNormalization(epsilon=1e-6, name=name)(x)
+        return normalization.FusedLayerNormalization(epsilon=1e-6, name=name)(x)
 
     def block(x, hidden, scope, rate):
         filters, shortcut = x.shape[-1], x
@@ -75,16 +67,16 @@ def create_model(
         x = Dense(hidden, name=f"{scope}_hidden", **settings)(x)
         x = Gelu(name=f"{scope}_gelu")(x)
         if is_v2:
-            x = GlobalResponseNormalization(name=f"{scope}_response")(x)
+            x = normalization.GlobalResponseNormalization(name=f"{scope}_response")(x)
         x = Dense(filters, name=f"{scope}_out", **settings)(x)
         if not is_v2:
             x = LayerScale(name=f"{scope}_scale")(x)
-        x = blocks.dropout(x, rate, f"{scope}_depth", inputs, per_image=True)
+        x = build.dropout(x, rate, f"{scope}_depth", per_image=True)
         return layers.Add(name=f"{scope}_add")([shortcut, x])
 
-    x, index = inputs[0], 0
+    x, index = build.images, 0
     for stage, (count, depth) in enumerate(zip(channels, depths, strict=True), start=1):
-        filters, hidden = blocks.scaled(count, width), blocks.scaled(4 * count, width)
+        filters, hidden = build.scaled(count), build.scaled(4 * count)
         if stage == 1:
             x = norm(patches(x, filters, 4, "stem"), "stem_norm")
         else:
@@ -95,6 +87,6 @@ def create_model(
             rate = stochastic_depth * index / sum(depths)
             x = block(x, hidden, f"stage{stage}_block{place}", rate)
     x = norm(layers.GlobalAveragePooling2D(name="pool")(x), "last_norm")
-    x = blocks.dropout(x, dropout, "dropout", inputs)
-    logits = Dense(num_classes, name="logits", **settings)(x)
-    return blocks.network(inputs, logits, name)
+    x = build.dropout(x, dropout, "dropout")
+    logits = Dense(build.num_classes, name="logits", **settings)(x)
+    return build.network(logits, name)

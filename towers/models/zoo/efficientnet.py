@@ -9,7 +9,7 @@ import keras
 from keras import layers
 
 from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape, Tensor
+from towers.models.layers.blocks import Builder, Tensor
 from towers.models.layers.core import Conv2D, FusedActivation, GroupedConv2D
 
 # Stages of B0: kernel size, stride of the first block, expansion, filters, blocks.
@@ -84,22 +84,21 @@ class Block(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Builder:
-    """Adds layers to a network.
+class InvertedResiduals:
+    """Adds inverted residuals and other convolutions to a network.
 
     With `as_tensorflow` convolutions with strides pad the right and lower edges by
     more, and normalization has epsilon 1e-3 and momentum 0.99; else they are as in
     PyTorch: equal edges, 1e-5 and 0.9.
     """
 
-    inputs: list[Tensor]  # images and noise
-    width: float
-    regularizer: Regularizer
-    stochastic_depth: float
-    as_tensorflow: bool
+    build: Builder
+    stochastic_depth: float = 0.0
+    as_tensorflow: bool = False
     gate: str = "sigmoid"  # last activation of squeeze-and-excitation
     squeezed_activation: str | None = None  # first one; None for the block's
     initializer: keras.initializers.Initializer | None = None  # of kernels
+    is_scaled: bool = False  # numbers of filters include the width
 
     def conv(
         self,
@@ -117,7 +116,7 @@ class Builder:
             x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
             padding = "valid"
         settings: dict = {
-            "filters": blocks.scaled(filters, self.width),
+            "filters": filters if self.is_scaled else self.build.scaled(filters),
             "kernel_size": size,
             "strides": stride,
             "padding": padding,
@@ -125,7 +124,7 @@ class Builder:
             # Each input of a depthwise kernel has one filter, of as many inputs.
             "kernel_initializer": self.initializer
             or _normal("fan_in" if is_depthwise else "fan_out"),
-            "kernel_regularizer": self.regularizer,
+            "kernel_regularizer": self.build.regularizer,
             "name": name,
         }
         if is_depthwise:
@@ -172,7 +171,7 @@ class Builder:
         x = self.normalized(x, f"{name}_project")
         if block.stride > 1 or block.filters != block.inputs:
             return x
-        x = blocks.dropout(x, rate, f"{name}_depth", self.inputs, per_image=True)
+        x = self.build.dropout(x, rate, f"{name}_depth", per_image=True)
         return layers.Add(name=f"{name}_add")([shortcut, x])
 
     def _gates(self, x, block, name):
@@ -196,12 +195,9 @@ def multiple_of_8(count: float) -> int:
 
 
 def create_model(
+    build: Builder,
     *,
     name: str,
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     wider: float = 1.0,
@@ -227,11 +223,9 @@ def create_model(
             stage.append(Block(size, step, *channels, activation))
             before = out
         stages.append(stage)
-    inputs = [keras.Input(image_shape, name="images")]
-    builder = Builder(inputs, width, regularizer, stochastic_depth, as_tensorflow)
-    x = builder.conv(inputs[0], stem, "stem", size=3, stride=2)
-    x = builder.stages(builder.normalized(x, "stem", activation), stages)
-    x = builder.conv(x, multiple_of_8(HEAD_FILTERS * outer), "head")
-    x = builder.normalized(x, "head", activation)
-    logits = blocks.classifier(x, num_classes, regularizer, dropout, inputs)
-    return blocks.network(inputs, logits, name)
+    residuals = InvertedResiduals(build, stochastic_depth, as_tensorflow)
+    x = residuals.conv(build.images, stem, "stem", size=3, stride=2)
+    x = residuals.stages(residuals.normalized(x, "stem", activation), stages)
+    x = residuals.conv(x, multiple_of_8(HEAD_FILTERS * outer), "head")
+    x = residuals.normalized(x, "head", activation)
+    return build.network(build.classifier(x, dropout), name)

@@ -3,9 +3,8 @@
 import keras
 from keras import layers
 
-from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape
-from towers.models.zoo.efficientnet import BLOCK_NAMES, Block, Builder, multiple_of_8
+from towers.models.layers.blocks import Builder
+from towers.models.zoo import efficientnet
 
 # Tables 2 and 1 of the paper, by stages of one size: kernel size, stride, expanded
 # channels, filters, squeeze-and-excitation, activation.
@@ -32,7 +31,7 @@ STEM_FILTERS = 16
 
 # Parameter names in timm checkpoints.
 TORCH_NAMES = (
-    BLOCK_NAMES
+    efficientnet.BLOCK_NAMES
     | {r"stage(\d+)_conv": r"blocks.{\1-1}.0.conv", "hidden": "conv_head"}
     | {r"stage(\d+)_conv_norm": r"blocks.{\1-1}.0.bn1"},
 )
@@ -42,43 +41,37 @@ HIDDEN_UNITS = {"small": 1024, "large": 1280}
 
 
 def create_model(
+    build: Builder,
     *,
     name: str,
     size: str,
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     as_tensorflow: bool = False,
 ) -> keras.Model:
-    """Build inverted residuals; for `as_tensorflow` see `efficientnet.Builder`."""
-    before, stages = STEM_FILTERS, list[list[Block]]()
+    """Build inverted residuals; for `as_tensorflow` see `InvertedResiduals`."""
+    before, stages = STEM_FILTERS, list[list[efficientnet.Block]]()
     for rows in STAGES[size]:
         stages.append([])
         for kernel, stride, expanded, filters, is_squeezed, activation in rows:
-            squeezed = multiple_of_8(expanded / 4) if is_squeezed else 0
+            squeezed = efficientnet.multiple_of_8(expanded / 4) if is_squeezed else 0
             channels = before, expanded, filters, squeezed
-            stages[-1].append(Block(kernel, stride, *channels, activation))
+            stages[-1].append(efficientnet.Block(kernel, stride, *channels, activation))
             before = filters
-    inputs = [keras.Input(image_shape, name="images")]
-    builder = Builder(
-        inputs,
-        width,
-        regularizer,
+    residuals = efficientnet.InvertedResiduals(
+        build,
         stochastic_depth,
         as_tensorflow,
         gate="hard_sigmoid",
         squeezed_activation="relu",
     )
-    x = builder.conv(inputs[0], STEM_FILTERS, "stem", size=3, stride=2)
-    x = builder.stages(builder.normalized(x, "stem", "hard_silu"), stages)
+    x = residuals.conv(build.images, STEM_FILTERS, "stem", size=3, stride=2)
+    x = residuals.stages(residuals.normalized(x, "stem", "hard_silu"), stages)
     last = f"stage{len(stages) + 1}_conv"
-    x = builder.conv(x, 6 * before, last)
-    x = builder.normalized(x, last, "hard_silu")
+    x = residuals.conv(x, 6 * before, last)
+    x = residuals.normalized(x, last, "hard_silu")
     x = layers.GlobalAveragePooling2D(keepdims=True, name="pool")(x)
-    x = builder.conv(x, HIDDEN_UNITS[size], "hidden", use_bias=True)
-    x = layers.Flatten(name="flatten")(builder.active(x, "hard_silu", "hidden"))
-    x = blocks.dropout(x, dropout, "dropout", inputs)
-    return blocks.network(inputs, blocks.logits(x, num_classes, regularizer), name)
+    x = residuals.conv(x, HIDDEN_UNITS[size], "hidden", use_bias=True)
+    x = layers.Flatten(name="flatten")(residuals.active(x, "hard_silu", "hidden"))
+    x = build.dropout(x, dropout, "dropout")
+    return build.network(build.logits(x), name)

@@ -3,9 +3,8 @@
 import keras
 from keras import layers
 
-from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape
-from towers.models.zoo.efficientnet import Block, Builder
+from towers.models.layers.blocks import Builder
+from towers.models.zoo.efficientnet import Block, InvertedResiduals
 
 # The first convolutions: kernel size, stride, filters.
 CONVS = {
@@ -55,13 +54,10 @@ TORCH_NAMES = (
 
 
 def create_model(
+    build: Builder,
     *,
     name: str,
     size: str,
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
 ) -> keras.Model:
@@ -75,18 +71,17 @@ def create_model(
             block = Block(kernel, 1 if place else 2, *channels, "relu", start)
             stages[stage - 1].append(block)
             before = filters
-    inputs = [keras.Input(image_shape, name="images")]
-    builder = Builder(inputs, width, regularizer, stochastic_depth, False)
+    residuals = InvertedResiduals(build, stochastic_depth)
 
     def conv(x, kernel, stride, filters, name):
-        x = builder.conv(x, filters, name, size=kernel, stride=stride)
-        return builder.normalized(x, name, None if "project" in name else "relu")
+        x = residuals.conv(x, filters, name, size=kernel, stride=stride)
+        return residuals.normalized(x, name, None if "project" in name else "relu")
 
-    x = conv(inputs[0], 3, 2, STEM_FILTERS, "stem")
+    x = conv(build.images, 3, 2, STEM_FILTERS, "stem")
     for first, row in CONVS[size].items():
         x = conv(x, *row, first)
-    x = conv(builder.stages(x, stages), 1, 1, LAST_FILTERS, "stage5_block1")
+    x = conv(residuals.stages(x, stages), 1, 1, LAST_FILTERS, "stage5_block1")
     x = layers.GlobalAveragePooling2D(keepdims=True, name="pool")(x)
     x = layers.Flatten(name="flatten")(conv(x, 1, 1, HIDDEN_UNITS, "hidden"))
-    x = blocks.dropout(x, dropout, "dropout", inputs)
-    return blocks.network(inputs, blocks.logits(x, num_classes, regularizer), name)
+    x = build.dropout(x, dropout, "dropout")
+    return build.network(build.logits(x), name)

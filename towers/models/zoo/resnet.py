@@ -7,16 +7,7 @@ et al. 2016, arXiv:1603.09382) an image skips block l of L at l / L of the rate.
 import keras
 from keras import layers
 
-from towers.models.layers.blocks import (
-    Regularizer,
-    Shape,
-    classifier,
-    conv,
-    dropout,
-    network,
-    normalization,
-    scaled,
-)
+from towers.models.layers.blocks import Builder, normalization
 from towers.models.layers.core import PadChannels
 
 # Parameter names in checkpoints of torchvision and timm.
@@ -33,31 +24,16 @@ TORCH_NAMES = (
 )
 
 
-def create_resnet18(
-    *,
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
-    stochastic_depth: float = 0.0,
-) -> keras.Model:
+def create_resnet18(build: Builder, *, stochastic_depth: float = 0.0) -> keras.Model:
     """Build ResNet-18 with the stem for small images of "Dive into Deep Learning"."""
-    inputs = [keras.Input(image_shape, name="images")]
-    x = _stem(inputs[0], scaled(64, width), 3, 1, regularizer)
-    stages = [(_basic(scaled(count, width)), 2) for count in (64, 128, 256, 512)]
-    x = _stages(x, inputs, stages, _projection, regularizer, stochastic_depth)
-    logits = classifier(x, num_classes, regularizer)
-    return network(inputs, logits, "resnet18")
+    x = _stem(build, build.scaled(64), 3, 1)
+    stages = [(_basic(build.scaled(count)), 2) for count in (64, 128, 256, 512)]
+    x = _stages(build, x, stages, _projection, stochastic_depth)
+    return build.network(build.classifier(x), "resnet18")
 
 
 def create_cifar_resnet(
-    *,
-    depth: int,
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
-    stochastic_depth: float = 0.0,
+    build: Builder, *, depth: int, stochastic_depth: float = 0.0
 ) -> keras.Model:
     """Build the networks of the paper's section 4.2, of 6n + 2 layers.
 
@@ -65,7 +41,7 @@ def create_cifar_resnet(
     in two needs no transfer for them.
     """
 
-    def shortcut(x, filters, stride, name, _):
+    def shortcut(_, x, filters, stride, name):
         more = filters - x.shape[-1]
         x = layers.AveragePooling2D(1, strides=stride, name=f"{name}_subsample")(x)
         return PadChannels(more // 2, more - more // 2, name=f"{name}_zeros")(x)
@@ -73,21 +49,16 @@ def create_cifar_resnet(
     blocks, rest = divmod(depth - 2, 6)
     if rest:
         raise ValueError(f"depth={depth}: must be 6n + 2")
-    inputs = [keras.Input(image_shape, name="images")]
-    x = _stem(inputs[0], scaled(16, width), 3, 1, regularizer)
-    stages = [(_basic(scaled(count, width)), blocks) for count in (16, 32, 64)]
-    x = _stages(x, inputs, stages, shortcut, regularizer, stochastic_depth)
-    logits = classifier(x, num_classes, regularizer)
-    return network(inputs, logits, f"resnet{depth}")
+    x = _stem(build, build.scaled(16), 3, 1)
+    stages = [(_basic(build.scaled(count)), blocks) for count in (16, 32, 64)]
+    x = _stages(build, x, stages, shortcut, stochastic_depth)
+    return build.network(build.classifier(x), f"resnet{depth}")
 
 
 def create_imagenet_resnet(
+    build: Builder,
     *,
     blocks: tuple[int, ...],
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
     has_bottlenecks: bool = True,
     name: str = "",
     stochastic_depth: float = 0.0,
@@ -99,17 +70,16 @@ def create_imagenet_resnet(
     """
     stages = []
     for stage, count in enumerate(blocks):
-        inner, outer = (scaled(factor * 64 * 2**stage, width) for factor in (1, 4))
+        inner, outer = (build.scaled(factor * 64 * 2**stage) for factor in (1, 4))
         convs = [(inner, 1), (inner, 3), (outer, 1)]
         stages.append((convs if has_bottlenecks else _basic(inner), count))
-    inputs = [keras.Input(image_shape, name="images")]
-    x = _stem(inputs[0], scaled(64, width), 7, 2, regularizer)
+    x = _stem(build, build.scaled(64), 7, 2)
     x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
     x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
-    x = _stages(x, inputs, stages, _projection, regularizer, stochastic_depth, "zeros")
-    logits = classifier(x, num_classes, regularizer)
+    x = _stages(build, x, stages, _projection, stochastic_depth, "zeros")
+    logits = build.classifier(x)
     name = name or f"resnet{len(stages[0][0]) * sum(blocks) + 2}"
-    return network(inputs, logits, name)
+    return build.network(logits, name)
 
 
 def _basic(filters):
@@ -117,20 +87,18 @@ def _basic(filters):
     return [(filters, 3), (filters, 3)]
 
 
-def _stem(x, filters, size, stride, regularizer):
-    x = conv(x, filters, size, stride, "stem_conv", regularizer)
+def _stem(build, filters, size, stride):
+    x = build.conv(build.images, filters, size, stride, "stem_conv")
     x = normalization(x, "stem_norm")
     return layers.ReLU(name="stem_relu")(x)
 
 
-def _projection(x, filters, stride, name, regularizer):
-    x = conv(x, filters, 1, stride, f"{name}_shortcut_conv", regularizer)
+def _projection(build, x, filters, stride, name):
+    x = build.conv(x, filters, 1, stride, f"{name}_shortcut_conv")
     return normalization(x, f"{name}_shortcut_norm")
 
 
-def _stages(
-    x, inputs, stages, shortcut_fn, regularizer, stochastic_depth, last_scale="ones"
-):
+def _stages(build, x, stages, shortcut_fn, stochastic_depth, last_scale="ones"):
     """Add stages of (filters and kernel sizes of a block's convolutions, blocks).
 
     `shortcut_fn` adds the shortcut of a stage's first block; in the first stage only
@@ -143,21 +111,21 @@ def _stages(
             stride = 2 if stage > 1 and block == 1 else 1
             outer, shortcut = convs[-1][0], x
             if block == 1 and (stage > 1 or len(convs) == 3):
-                shortcut = shortcut_fn(x, outer, stride, name, regularizer)
-            x = _branch(x, convs, stride, name, regularizer, last_scale)
+                shortcut = shortcut_fn(build, x, outer, stride, name)
+            x = _branch(build, x, convs, stride, name, last_scale)
             rate, place = stochastic_depth * index / num_blocks, f"{name}_depth"
-            x = dropout(x, rate, place, inputs, per_image=True)
+            x = build.dropout(x, rate, place, per_image=True)
             x = layers.Add(name=f"{name}_add")([shortcut, x])
             x = layers.ReLU(name=f"{name}_relu{len(convs)}")(x)
     return x
 
 
-def _branch(x, convs, stride, name, regularizer, last_scale):
+def _branch(build, x, convs, stride, name, last_scale):
     for place, (filters, size) in enumerate(convs, start=1):
         if place > 1:
             x = layers.ReLU(name=f"{name}_relu{place - 1}")(x)
         step, stride = (stride, 1) if size == 3 else (1, stride)
-        x = conv(x, filters, size, step, f"{name}_conv{place}", regularizer)
+        x = build.conv(x, filters, size, step, f"{name}_conv{place}")
         scale = last_scale if place == len(convs) else "ones"
         x = normalization(x, f"{name}_norm{place}", scale)
     return x

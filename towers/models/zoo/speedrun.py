@@ -8,25 +8,18 @@ import tensorflow as tf
 from keras import layers
 
 from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.blocks import Builder
 from towers.models.layers.core import Gelu, SameConv2D
 from towers.models.layers.cpu_kernels import add_bias
 from towers.models.layers.normalization import BatchNormalization
 
-WHITENING_SIZE = 2
+WHITENING_SIZE, EPSILON = 2, 5e-4
 PIECE_PIXELS = 100 * 32 * 32  # pixels per chunk of patches
 MIN_SIDE = 9  # one pixel is left after the last pool
 
 
 def create_model(
-    *,
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
-    widths: tuple[int, int, int],
-    depth: int,
-    momentum: float,
+    build: Builder, *, widths: tuple[int, int, int], depth: int, momentum: float
 ) -> keras.Model:
     """Build whitened patches and three groups of convolutions with `widths` filters.
 
@@ -35,7 +28,7 @@ def create_model(
     the number of features; here the initial head is smaller by that factor.
     """
     name = "speedrun" if depth == 2 else "speedrun_deep"
-    blocks.check_image_size(name, image_shape, at_least=MIN_SIDE)
+    build.check_image_size(name, at_least=MIN_SIDE)
 
     def group(x, number, filters):
         first = None
@@ -54,7 +47,7 @@ def create_model(
                 momentum=momentum,
                 epsilon=1.001e-5,
                 scale=False,
-                beta_regularizer=regularizer,
+                beta_regularizer=build.regularizer,
                 name=f"norm{part}",
             )(x)
             if place == 3:
@@ -63,25 +56,23 @@ def create_model(
             first = x if place == 1 else first
         return x
 
-    images = keras.Input(image_shape, name="images")
-    x = Whitening(WHITENING_SIZE, bias_regularizer=regularizer, name="whitening")(
-        images
-    )
+    settings = {"bias_regularizer": build.regularizer, "name": "whitening"}
+    x = Whitening(WHITENING_SIZE, **settings)(build.images)
     x = Gelu(name="gelu0")(x)
     for number, filters in enumerate(widths, start=1):
-        x = group(x, number, blocks.scaled(filters, width))
+        x = group(x, number, build.scaled(filters))
     x = layers.GlobalMaxPooling2D(name="pool")(x)  # 3x3 of 32x32 images
     stddev = 1 / x.shape[-1]
     logits = layers.Dense(
-        num_classes,
+        build.num_classes,
         use_bias=False,
         kernel_initializer=keras.initializers.RandomUniform(
             -(3**0.5) * stddev, 3**0.5 * stddev
         ),
-        kernel_regularizer=regularizer,
+        kernel_regularizer=build.regularizer,
         name="logits",
     )(x)
-    return keras.Model(images, logits, name=name)
+    return build.network(logits, name)
 
 
 @keras.saving.register_keras_serializable("towers")
@@ -113,10 +104,9 @@ class Whitening(keras.layers.Layer):
     are zero until `adapt` is called.
     """
 
-    def __init__(self, size, epsilon=5e-4, bias_regularizer=None, **kwargs):
+    def __init__(self, size, bias_regularizer=None, **kwargs):
         super().__init__(**kwargs)
         self.size = size
-        self.epsilon = epsilon
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
 
     def build(self, input_shape):
@@ -144,14 +134,13 @@ class Whitening(keras.layers.Layer):
         values, vectors = np.linalg.eigh(second_moments(arrays, self.size))
         # The sign of an eigenvector is arbitrary: here its largest entry is positive.
         largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))]
-        vectors = vectors * np.sign(largest) / np.sqrt(values + self.epsilon)
+        vectors = vectors * np.sign(largest) / np.sqrt(values + EPSILON)
         filters = np.concatenate([vectors, -vectors], axis=1)
         self.kernel.assign(filters.reshape(self.kernel.shape))
 
     def get_config(self):
         return super().get_config() | {
             "size": self.size,
-            "epsilon": self.epsilon,
             "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
         }
 

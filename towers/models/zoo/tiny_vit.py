@@ -5,10 +5,10 @@ from keras import layers
 
 from towers.models.layers import blocks
 from towers.models.layers.attention import WindowAttention
-from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.blocks import Builder
 from towers.models.layers.core import Dense, Gelu
 from towers.models.layers.normalization import FusedLayerNormalization
-from towers.models.zoo.efficientnet import Builder
+from towers.models.zoo.efficientnet import InvertedResiduals
 
 HEAD_CHANNELS = 32
 
@@ -42,13 +42,10 @@ TORCH_NAMES = (
 
 
 def create_model(
+    build: Builder,
     *,
     name: str,
     channels: tuple[int, ...],
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     depths: tuple[int, ...] = (2, 2, 6, 2),
@@ -58,13 +55,12 @@ def create_model(
 
     Images are padded to whole windows. Every kernel decays, and begins as in timm.
     """
-    inputs, uniform = [keras.Input(image_shape, name="images")], blocks.uniform()
-    builder = Builder(inputs, 1.0, regularizer, 0.0, False, initializer=uniform)
+    residuals = InvertedResiduals(build, initializer=blocks.uniform(), is_scaled=True)
     # timm's `trunc_normal_` truncates at 2, at 100 standard deviations.
     normal = keras.initializers.RandomNormal(0.0, 0.02)
 
     def conv(x, filters, name, gamma="ones", **settings):
-        x = builder.conv(x, filters, name, **settings)
+        x = residuals.conv(x, filters, name, **settings)
         return blocks.normalization(x, f"{name}_norm", gamma)
 
     def gelu(x, name):
@@ -77,8 +73,10 @@ def create_model(
         return conv(x, filters, f"{scope}_conv3", gamma)
 
     def dense(x, units, name):
-        settings = {"kernel_initializer": normal, "kernel_regularizer": regularizer}
-        return Dense(units, name=name, **settings)(x)
+        decay = build.regularizer
+        return Dense(
+            units, kernel_initializer=normal, kernel_regularizer=decay, name=name
+        )(x)
 
     def norm(x, name):
         return FusedLayerNormalization(epsilon=1e-5, name=name)(x)
@@ -99,17 +97,17 @@ def create_model(
         return dense(gelu(x, scope), filters, f"{scope}_mlp")
 
     def add(x, branch, rate, scope, place=""):
-        y = blocks.dropout(branch, rate, f"{scope}_depth{place}", inputs, True)
+        y = build.dropout(branch, rate, f"{scope}_depth{place}", True)
         return layers.Add(name=f"{scope}_add{place}")([x, y])
 
-    stem = blocks.scaled(channels[0] // 2, width), blocks.scaled(channels[0], width)
-    x = conv(inputs[0], stem[0], "stem_conv1", size=3, stride=2)
+    stem = build.scaled(channels[0] // 2), build.scaled(channels[0])
+    x = conv(build.images, stem[0], "stem_conv1", size=3, stride=2)
     x = conv(gelu(x, "stem_conv1"), stem[1], "stem_conv2", size=3, stride=2)
     index, rows = 0, zip(channels, depths, windows, strict=True)
     for stage, (count, depth, window) in enumerate(rows, start=1):
-        heads = max(1, int(count // HEAD_CHANNELS * width))
-        filters = blocks.scaled(count, width, heads if window else 1)
-        hidden = blocks.scaled(4 * count, width)
+        heads = max(1, int(count // HEAD_CHANNELS * build.width))
+        filters = build.scaled(count, heads if window else 1)
+        hidden = build.scaled(4 * count)
         if stage > 1:
             x = bottleneck(x, filters, filters, f"stage{stage}_merge", stride=2)
         for place in range(1, depth + 1):
@@ -123,5 +121,5 @@ def create_model(
                 y = bottleneck(x, hidden, filters, scope, gamma="zeros")
                 x = gelu(add(x, y, rate, scope), scope)
     x = norm(layers.GlobalAveragePooling2D(name="pool")(x), "last_norm")
-    x = blocks.dropout(x, dropout, "dropout", inputs)
-    return blocks.network(inputs, dense(x, num_classes, "logits"), name)
+    x = build.dropout(x, dropout, "dropout")
+    return build.network(dense(x, build.num_classes, "logits"), name)

@@ -4,34 +4,25 @@ import keras
 from keras import layers
 
 from towers.models.layers import blocks
-from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.blocks import Builder
 
 
 def create_model(
-    *,
-    stages: tuple[tuple[int, int], ...],
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
-    dropout: float = 0.0,
+    build: Builder, *, stages: tuple[tuple[int, int], ...], dropout: float = 0.0
 ) -> keras.Model:
     """Build stages of (number, filters) of 3x3 convolutions, and one dense layer.
 
     The port of kuangliu/pytorch-cifar, without biases. On images of any size pools keep
     the last row and column of odd sides, and the head reads the mean of the pixels.
     """
-    inputs = [keras.Input(image_shape, name="images")]
-    x = inputs[0]
+    x = build.images
     for stage, (count, filters) in enumerate(stages, start=1):
         for place in range(1, count + 1):
             name = f"{stage}_{place}"
-            x = blocks.conv(
-                x, blocks.scaled(filters, width), 3, 1, f"conv{name}", regularizer
-            )
+            x = build.conv(x, build.scaled(filters), 3, 1, f"conv{name}")
             x = blocks.normalization(x, f"norm{name}")
             x = layers.ReLU(name=f"relu{name}")(x)
         x = layers.MaxPooling2D(2, padding="same", name=f"pool{stage}")(x)
-    logits = blocks.classifier(x, num_classes, regularizer, dropout, inputs)
+    logits = build.classifier(x, dropout)
     depth = sum(count for count, _ in stages) + 3  # the paper has three dense layers
-    return blocks.network(inputs, logits, f"vgg{depth}_bn")
+    return build.network(logits, f"vgg{depth}_bn")

@@ -3,9 +3,8 @@
 import keras
 from keras import layers
 
-from towers.models.layers import blocks
 from towers.models.layers.attention import Attention, Prefix, Tokens
-from towers.models.layers.blocks import Regularizer, Shape
+from towers.models.layers.blocks import Builder
 from towers.models.layers.core import Conv2D, Dense, Gelu, LayerScale
 from towers.models.layers.normalization import FusedLayerNormalization
 
@@ -72,24 +71,23 @@ _IN_MEMORY = {
 }
 
 
-# Parameter names in checkpoints of timm, torchvision and Hugging Face's transformers.
-TORCH_NAMES = (
-    {
-        r"patches": "patch_embed.proj",
-        r"tokens/class_token|class/token": "cls_token",
-        r"(registers)/token": "reg_token",
-        r"tokens/positions": "pos_embed",
-        r"block(\d+)_scale(\d)/gamma": r"blocks.{\1-1}.ls\2.gamma",
-        r"block(\d+)_(norm\d)": r"blocks.{\1-1}.\2",
-        r"block(\d+)_query": r"blocks.{\1-1}.attn.qkv[0/3]",
-        r"block(\d+)_key": r"blocks.{\1-1}.attn.qkv[1/3]",
-        r"block(\d+)_value": r"blocks.{\1-1}.attn.qkv[2/3]",
-        r"block(\d+)_out": r"blocks.{\1-1}.attn.proj",
-        r"block(\d+)_hidden": r"blocks.{\1-1}.mlp.fc1",
-        r"block(\d+)_mlp": r"blocks.{\1-1}.mlp.fc2",
-        r"last_norm": "norm",
-        r"logits": "head",
-    },
+_TIMM = {
+    r"patches": "patch_embed.proj",
+    r"tokens/class_token|class/token": "cls_token",
+    r"(registers)/token": "reg_token",
+    r"tokens/positions": "pos_embed",
+    r"block(\d+)_scale(\d)/gamma": r"blocks.{\1-1}.ls\2.gamma",
+    r"block(\d+)_(norm\d)": r"blocks.{\1-1}.\2",
+    r"block(\d+)_query": r"blocks.{\1-1}.attn.qkv[0/3]",
+    r"block(\d+)_key": r"blocks.{\1-1}.attn.qkv[1/3]",
+    r"block(\d+)_value": r"blocks.{\1-1}.attn.qkv[2/3]",
+    r"block(\d+)_out": r"blocks.{\1-1}.attn.proj",
+    r"block(\d+)_hidden": r"blocks.{\1-1}.mlp.fc1",
+    r"block(\d+)_mlp": r"blocks.{\1-1}.mlp.fc2",
+    r"last_norm": "norm",
+    r"logits": "head",
+}
+_OTHERS = (
     _of_torchvision("0", "3"),
     _of_torchvision("linear_1", "linear_2"),  # its published files
     *(
@@ -100,16 +98,27 @@ TORCH_NAMES = (
 )
 
 
+def torch_names(options: dict) -> tuple[dict[str, str], ...]:
+    """Return names in checkpoints of timm, torchvision and transformers.
+
+    DINOv3 is read from timm's alone, where it has other names.
+    """
+    if not options.get("is_rotary"):
+        return _TIMM, *_OTHERS
+    scales = {r"block(\d+)_scale(\d)/gamma": r"blocks.{\1-1}.gamma_\2"}
+    return ({k: x for k, x in _TIMM.items() if k != "tokens/positions"} | scales,)
+
+
+TORCH_NAMES = torch_names
+
+
 def create_model(
+    build: Builder,
     *,
     name: str,
     channels: int,
     depth: int,
     heads: int,
-    image_shape: Shape,
-    num_classes: int,
-    width: float,
-    regularizer: Regularizer,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     has_class_token: bool = False,
@@ -124,19 +133,21 @@ def create_model(
     head reads the mean of the patches, and positions are fixed. Pixels beyond the last
     whole patch are not seen. With `initial_scale` layer scales end the branches, as in
     DINOv2 (arXiv:2304.07193). Registers (arXiv:2309.16588) follow a class token; like
-    it they have no position. If `is_rotary`, see `dinov3`.
+    it they have no position.
+
+    With `is_rotary` it is DINOv3 (arXiv:2508.10104): queries and keys are rotated by
+    their positions and have no biases, and epsilon is 1e-5. The head reads the mean of
+    the patches, timm's default; the authors' head of ViT-7B also reads the class
+    token.
     """
-    patch_size = patch_size or (16 if min(image_shape[:2]) >= LARGE else 4)
-    blocks.check_image_size(name, image_shape, at_least=2 * patch_size)
-    num_heads = max(1, int(heads * width))
-    units, hidden = (
-        blocks.scaled(channels, width, num_heads * (4 if is_rotary else 1)),
-        blocks.scaled(4 * channels, width),
-    )
-    inputs = [keras.Input(image_shape, name="images")]
+    patch_size = patch_size or (16 if min(build.image_shape[:2]) >= LARGE else 4)
+    build.check_image_size(name, at_least=2 * patch_size)
+    num_heads = max(1, int(heads * build.width))
+    units = build.scaled(channels, num_heads * (4 if is_rotary else 1))
+    hidden = build.scaled(4 * channels)
 
     def dense(x, units, name, use_bias=True):
-        settings = {"kernel_regularizer": regularizer, "use_bias": use_bias}
+        settings = {"kernel_regularizer": build.regularizer, "use_bias": use_bias}
         return Dense(units, name=name, **settings)(x)
 
     def norm(x, name):
@@ -151,7 +162,7 @@ def create_model(
 
     def perceptron(x, name):
         x = Gelu(name=f"{name}_gelu")(dense(x, hidden, f"{name}_hidden"))
-        x = blocks.dropout(x, dropout, f"{name}_hidden_dropout", inputs)
+        x = build.dropout(x, dropout, f"{name}_hidden_dropout")
         return dense(x, units, f"{name}_mlp")
 
     x = Conv2D(
@@ -159,9 +170,9 @@ def create_model(
         patch_size,
         strides=patch_size,
         kernel_initializer="lecun_normal",
-        kernel_regularizer=regularizer,
+        kernel_regularizer=build.regularizer,
         name="patches",
-    )(inputs[0])
+    )(build.images)
     grid, positions = None, "learned" if num_registers else "fixed"
     if is_rotary:
         grid, positions = x.shape[1:3], "none"
@@ -169,16 +180,16 @@ def create_model(
     if num_registers:
         x = Prefix(num_registers, name="registers")(x)
         x = Prefix(1, name="class")(x)
-    x = blocks.dropout(x, dropout, "tokens_dropout", inputs)
+    x = build.dropout(x, dropout, "tokens_dropout")
     for block in range(1, depth + 1):
         scope, rate = f"block{block}", stochastic_depth * block / depth
         for place, branch in enumerate((attention, perceptron), 1):
             y = branch(norm(x, f"{scope}_norm{place}"), scope)
-            y = blocks.dropout(y, dropout, f"{scope}_dropout{place}", inputs)
+            y = build.dropout(y, dropout, f"{scope}_dropout{place}")
             if initial_scale:
                 y = LayerScale(initial_scale, name=f"{scope}_scale{place}")(y)
             depth_name = f"{scope}_depth{place}"
-            y = blocks.dropout(y, rate, depth_name, inputs, per_image=True)
+            y = build.dropout(y, rate, depth_name, per_image=True)
             x = layers.Add(name=f"{scope}_add{place}")([x, y])
     x = norm(x, "last_norm")
     if has_class_token:
@@ -189,9 +200,9 @@ def create_model(
             x = layers.Cropping1D((1 + num_registers, 0), name="last_patches")(x)
         x = layers.GlobalAveragePooling1D(name="pool")(x)
     logits = Dense(
-        num_classes,
+        build.num_classes,
         kernel_initializer="zeros",
-        kernel_regularizer=regularizer,
+        kernel_regularizer=build.regularizer,
         name="logits",
     )(x)
-    return blocks.network(inputs, logits, name)
+    return build.network(logits, name)

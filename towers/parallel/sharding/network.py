@@ -6,6 +6,7 @@ The devices form a grid: groups, data-parallel to each other, by shards, each wi
 slice of one network. A tower on one device is a group of one.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -33,6 +34,7 @@ from towers.parallel.towers import (
 from towers.parallel.workers import SINGLE_WORKER, Workers
 
 
+@dataclasses.dataclass(eq=False)
 class SplitTowers:
     """A network over a grid of devices, [group][shard], with the interface of `Towers`.
 
@@ -41,33 +43,28 @@ class SplitTowers:
     layer cannot be split, or normalized so.
     """
 
-    def __init__(
-        self,
-        phases: Sequence[Phase],
-        loss_fn: LossFn,
-        layouts: Sequence[NetworkLayout],
-        grid: Sequence[Sequence[str]],
-        sync_batch_norm: bool = False,
-        workers: Workers = SINGLE_WORKER,
-        batch_size: int = 0,
-        teacher: Teacher | None = None,
-        recompute: bool = False,
-    ):
-        self._phases, self._loss_fn, self._teacher = phases, loss_fn, teacher
-        self._layouts, self._grid = layouts, grid
-        self._workers, self._batch_size = workers, batch_size
-        self._combine_moments = None
-        if sync_batch_norm and len(grid) * workers.size > 1:
-            self._combine_moments = functools.partial(
-                slices.combined_moments, workers=workers, batch_size=batch_size
-            )
-        models = dict.fromkeys(phase.model for phase in phases)
+    phases: Sequence[Phase]
+    loss_fn: LossFn
+    layouts: Sequence[NetworkLayout]
+    grid: Sequence[Sequence[str]]
+    sync_batch_norm: bool = False
+    workers: Workers = SINGLE_WORKER
+    batch_size: int = 0
+    teacher: Teacher | None = None
+    recompute: bool = False
+
+    def __post_init__(self):
+        options = {"workers": self.workers, "batch_size": self.batch_size}
+        combine = functools.partial(slices.combined_moments, **options)
+        combines = self.sync_batch_norm and len(self.grid) * self.workers.size > 1
+        self._combine_moments = combine if combines else None
+        models = dict.fromkeys(phase.model for phase in self.phases)
         for layer in (x for model in models for x in model.layers):
             is_norm = isinstance(layer, keras.layers.BatchNormalization)
             if self._combine_moments and is_norm and not is_frozen(layer):
                 split.check_channel_axis(layer, "batch_norm=sync")
-        self._shards = {model: Shards(model, len(grid[0])) for model in models}
-        cut = segments if recompute else single_segment
+        self._shards = {model: Shards(model, len(self.grid[0])) for model in models}
+        cut = segments if self.recompute else single_segment
         self._segments = {model: cut(model) for model in models}
         # Bytes of activations and gradients that cross devices, maximum over phases.
         self.transferred_bytes = 0
@@ -76,15 +73,15 @@ class SplitTowers:
         self, phase, fetched, batches, loss_scale=None, first_tower=0
     ) -> list[TowerResult]:
         """Return the part of each device in the results, see `Towers.gradients`."""
-        model, frozen = self._phases[phase].model, self._phases[phase].frozen
+        model, frozen = self.phases[phase].model, self.phases[phase].frozen
         tape, batches = DeviceTape(), list(batches)
         walk = self._walk(model, fetched, tape, training=True)
-        for group, devices in enumerate(self._grid):
+        for group, devices in enumerate(self.grid):
             with tf.device(devices[0]):
-                if self._teacher:
-                    batches[group] = self._teacher(batches[group], group)
+                if self.teacher:
+                    batches[group] = self.teacher(batches[group], group)
                 batches[group] = resize_to_phase(batches[group], model)
-        with tf.device(self._grid[0][0]):
+        with tf.device(self.grid[0][0]):
             limit = fetched[0].ramp()
         with ramping(limit):
             logits = walk.forward(batches)
@@ -93,18 +90,18 @@ class SplitTowers:
         factors = self._loss_factors(batches, loss_scale)
         targets, losses, correct = [], [], []
         for group, batch in enumerate(batches):
-            device = self._grid[group][0]
+            device = self.grid[group][0]
             with tf.device(device):
                 labels = tf.identity(batch["labels"])
 
             def loss_of(logits, batch=batch | {"labels": labels}):
-                losses = self._loss_fn(logits, *loss_targets(batch))
+                losses = self.loss_fn(logits, *loss_targets(batch))
                 return mean_loss(losses, logits, batch.get("sample_weights"))
 
             [loss] = tape.apply(device, loss_of, [logits[group]])
             with tf.device(device):
                 targets.append((loss, in_dtype(factors[group], loss.tensor.dtype)))
-                right = count_correct(self._loss_fn, logits[group].tensor, labels)
+                right = count_correct(self.loss_fn, logits[group].tensor, labels)
                 correct.append(right)
             losses.append(loss.tensor)
 
@@ -113,9 +110,9 @@ class SplitTowers:
         num_bytes = sum(x.shape.num_elements() * x.dtype.size for x in tape.moved)
         self.transferred_bytes = max(self.transferred_bytes, num_bytes)
         results = []
-        for group, devices in enumerate(self._grid):
+        for group, devices in enumerate(self.grid):
             for shard, device in enumerate(devices):
-                layout, state = self._layouts[shard], walk.state[group][shard]
+                layout, state = self.layouts[shard], walk.state[group][shard]
                 with tf.device(device):
                     gradients = [x.gradient() for x in walk.params[group][shard]]
                     check_complete(gradients, layout, frozen)
@@ -134,13 +131,13 @@ class SplitTowers:
 
     def logits(self, fetched, batches) -> list[tf.Tensor]:
         """Return the logits of each group's share, see `Towers.logits`."""
-        walk = self._walk(self._phases[-1].model, fetched, DeviceTape(), training=False)
+        walk = self._walk(self.phases[-1].model, fetched, DeviceTape(), training=False)
         return [value.tensor for value in walk.forward(batches)]
 
     def _walk(self, model, fetched, tape, training):
         shards, combine = self._shards[model], self._combine_moments
         parts = self._segments[model] if training else single_segment(model)
-        grid, layouts = self._grid, self._layouts
+        grid, layouts = self.grid, self.layouts
         return Walk(
             model, parts, shards, grid, layouts, fetched, combine, tape, training
         )
@@ -151,10 +148,10 @@ class SplitTowers:
         It is the weight in the mean over groups, 1 if they are equal, times the scale.
         """
         sizes = [batch["labels"].shape[0] for batch in batches]
-        num_images = sum(sizes) if self._workers.size == 1 else self._batch_size
-        num_groups = len(sizes) * self._workers.size
+        num_images = sum(sizes) if self.workers.size == 1 else self.batch_size
+        num_groups = len(sizes) * self.workers.size
         factors = [size / num_images * num_groups for size in sizes]
         if loss_scale is None:
             return factors
-        leads = [devices[0] for devices in self._grid]
+        leads = [devices[0] for devices in self.grid]
         return on_each(lambda factor: factor * loss_scale, leads, factors)

@@ -10,35 +10,20 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
+from towers.models.layers import core, normalization
 from towers.models.layers.attention import Attention, Prefix, Tokens
-from towers.models.layers.core import (
-    Conv2D,
-    Dense,
-    Dropout,
-    Gelu,
-    GroupedConv2D,
-    LayerScale,
-    PadChannels,
-    SameConv2D,
-    StandardizedConv2D,
-    StandardizedSameConv2D,
-)
-from towers.models.layers.normalization import (
-    FusedLayerNormalization,
-    LocalResponseNormalization,
-)
 from towers.parallel.reduce import shares
 
 # Layers whose outputs are split, and the field with the number of outputs.
 SPLIT = {
     layers.Conv2D: "filters",
-    Conv2D: "filters",
-    SameConv2D: "filters",
-    StandardizedConv2D: "filters",
-    StandardizedSameConv2D: "filters",
-    GroupedConv2D: "filters",
+    core.Conv2D: "filters",
+    core.SameConv2D: "filters",
+    core.StandardizedConv2D: "filters",
+    core.StandardizedSameConv2D: "filters",
+    core.GroupedConv2D: "filters",
     layers.Dense: "units",
-    Dense: "units",
+    core.Dense: "units",
 }
 
 # Layers that compute every channel independently.
@@ -56,14 +41,14 @@ CHANNELWISE = (
     layers.BatchNormalization,
     layers.Add,
     layers.Multiply,
-    Dropout,
-    Gelu,
+    core.Dropout,
+    core.Gelu,
 )
 
 # Layers for which `Walk` fetches channels of other shards.
 WALKED = (
-    LocalResponseNormalization,
-    PadChannels,
+    normalization.LocalResponseNormalization,
+    core.PadChannels,
     layers.Flatten,
     layers.Concatenate,
 )
@@ -93,26 +78,18 @@ def check_channel_axis(layer: keras.Operation, option: str) -> None:
     """Raise ConfigError if batch normalization is not over the last axis."""
     axes = layer.axis if isinstance(layer.axis, list) else [layer.axis]
     if axes not in ([-1], [len(layer.input.shape) - 1]):
-        raise ConfigError(
-            f"{option}: layer {layer.name} normalizes over axis {layer.axis}, not the "
-            "channels"
-        )
+        why = f"layer {layer.name} normalizes over axis {layer.axis}, not the channels"
+        raise ConfigError(f"{option}: {why}")
 
 
 def normalizes_channels(layer: keras.Operation) -> bool:
-    """Return whether a layer needs moments over all channels, and nothing else.
-
-    A subclass may compute something else.
-    """
-    kinds = layers.LayerNormalization, FusedLayerNormalization
+    """Return whether a layer needs moments over all channels; a subclass may differ."""
+    kinds = layers.LayerNormalization, normalization.FusedLayerNormalization
     return type(layer) in kinds and not layer.rms_scaling
 
 
 class Shards:
-    """The layers of each shard of a Functional model, which 1 shard leaves unchanged.
-
-    ConfigError if a layer cannot be split.
-    """
+    """The layers of each shard of a model; ConfigError if one cannot be split."""
 
     def __init__(self, model: keras.Model, num_shards: int):
         self.num_shards = num_shards
@@ -142,7 +119,7 @@ class Shards:
         if isinstance(layer, layers.BatchNormalization) or normalizes_channels(layer):
             check_channel_axis(layer, f"group_size={self.num_shards}")
             return self._split_variables(layer)
-        if isinstance(layer, LayerScale | Prefix | Tokens):
+        if isinstance(layer, core.LayerScale | Prefix | Tokens):
             return self._split_variables(layer)
         if type(layer) is layers.GroupNormalization:
             check_channel_axis(layer, f"group_size={self.num_shards}")
@@ -151,13 +128,11 @@ class Shards:
         if isinstance(layer, Attention):
             heads, rest = divmod(layer.heads, self.num_shards)
             if rest:
-                raise ConfigError(
-                    f"group_size={self.num_shards}: layer {layer.name} has "
-                    f"{layer.heads} heads, which {self.num_shards} devices do not "
-                    "divide; choose another --group_size or --model"
-                )
+                why = f"has {layer.heads} heads, which the devices do not divide"
+                raise _refusal(layer, self.num_shards, why)
             return [_built(layer, None, heads=heads)] * self.num_shards
-        if isinstance(layer, LocalResponseNormalization) and layer.groups > 1:
+        is_local = isinstance(layer, normalization.LocalResponseNormalization)
+        if is_local and layer.groups > 1:
             # The groups of channels are divided among the shards.
             _check_columns(layer, layer.groups, self.num_shards)
             groups = layer.groups // self.num_shards
@@ -168,29 +143,21 @@ class Shards:
             is_channelwise = isinstance(layer, (*CHANNELWISE, *WALKED))
         if is_channelwise:
             return [layer] * self.num_shards
-        raise ConfigError(
-            f"group_size={self.num_shards}: layer {layer.name} "
-            f"({type(layer).__name__}) cannot be split by channels; choose another "
-            "--model or --strategy"
-        )
+        why = f"({type(layer).__name__}) cannot be split by channels; choose another"
+        raise _refusal(layer, self.num_shards, f"{why} --model or --strategy")
 
     def _split_outputs(self, layer, field):
         count, shape = self.num_shards, list(layer.input.shape)
         outputs, groups = getattr(layer, field), getattr(layer, "groups", 1)
         if outputs < count:
-            raise ConfigError(
-                f"group_size={count}: layer {layer.name} has {outputs} outputs, "
-                "fewer than devices"
-            )
+            raise _refusal(layer, count, f"has {outputs} outputs, fewer than devices")
         is_depthwise = groups == outputs == shape[-1]
         if not is_depthwise:
             _check_columns(layer, groups, count)
         activation = _name_of_activation(layer)
         if activation not in ELEMENTWISE:
-            raise ConfigError(
-                f"group_size={count}: the activation {activation} of layer "
-                f"{layer.name} needs all channels"
-            )
+            why = f"has the activation {activation}, which needs all channels"
+            raise _refusal(layer, count, why)
         _check_regularizers(layer, count)
         shards = []
         for size in shares(outputs, count):
@@ -212,6 +179,10 @@ class Shards:
         return shards
 
 
+def _refusal(layer, num_shards, why):
+    return ConfigError(f"group_size={num_shards}: layer {layer.name} {why}")
+
+
 def _built(layer, input_shape, **changes):
     """Build a layer of the same configuration but for some changes."""
     built = type(layer).from_config(layer.get_config() | changes)
@@ -228,10 +199,8 @@ def _acts_on(layer, unsplit):
 
 def _check_columns(layer, groups, count):
     if groups > 1 and groups % count:
-        raise ConfigError(
-            f"group_size={count}: layer {layer.name} has {groups} groups of channels, "
-            "which the devices do not divide"
-        )
+        why = f"has {groups} groups of channels, which the devices do not divide"
+        raise _refusal(layer, count, why)
 
 
 def _check_regularizers(layer, count):
@@ -240,7 +209,5 @@ def _check_regularizers(layer, count):
     for variable in layer.trainable_variables:
         penalty = variable.regularizer
         if penalty is not None and not isinstance(penalty, sums):
-            raise ConfigError(
-                f"group_size={count}: the regularizer {type(penalty).__name__} of "
-                f"{variable.path} needs the whole variable"
-            )
+            why = f"has the regularizer {type(penalty).__name__} of {variable.name}"
+            raise _refusal(layer, count, f"{why}, which needs the whole variable")

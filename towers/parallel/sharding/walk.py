@@ -161,6 +161,7 @@ class Walk:
 
     def _visit(self, layer, *args, **kwargs):
         tensors = [x for x in tree.flatten((args, kwargs)) if isinstance(x, GridTensor)]
+        is_local = type(layer) is LocalResponseNormalization and layer.groups == 1
         if type(layer) in split.SPLIT:
             reads_all = getattr(layer, "groups", 1) == 1
             tensors = [(self._replicate if reads_all else self._shard)(tensors[0])]
@@ -168,7 +169,7 @@ class Walk:
         elif isinstance(layer, layers.Flatten | layers.Concatenate | PadChannels):
             # Slices of channels are not contiguous afterwards.
             tensors, replicated = [self._replicate(x) for x in tensors], True
-        elif _reads_neighbors(layer) and not tensors[0].replicated:
+        elif is_local and not tensors[0].replicated:  # it reads neighboring channels
             normalize = slices.local_response_normalization
             values = [normalize(self._tape, layer, x) for x in tensors[0].values]
             return GridTensor(values, replicated=False)
@@ -317,7 +318,3 @@ class Walk:
             return tf.cast(normal, layer.compute_dtype)
 
         return self._tape.apply(value.device, normalize, [value, *moments, *params])
-
-
-def _reads_neighbors(layer):
-    return type(layer) is LocalResponseNormalization and layer.groups == 1

@@ -6,12 +6,7 @@ from towers.errors import ConfigError
 from towers.optim.update import Update
 from towers.parallel import reduce
 from towers.parallel.copies import Initial
-from towers.parallel.strategies.strategy import (
-    Reduced,
-    Strategy,
-    all_reduced_mean,
-    create_copies,
-)
+from towers.parallel.strategies import strategy
 from towers.parallel.towers import TowerResult
 
 
@@ -22,7 +17,7 @@ def model_parallel(
     micro_batch_size: int,
     *,
     group_size: int,
-) -> Strategy:
+) -> strategy.Strategy:
     """Split each copy by channels over a group of `group_size` neighboring devices.
 
     The groups are data-parallel to each other: the mean goes, shard by shard, to all of
@@ -32,24 +27,20 @@ def model_parallel(
     2012).
     """
     if len(devices) % group_size:
-        raise ConfigError(
-            f"num_towers={len(devices)} with group_size={group_size}: the groups "
-            "do not divide the towers"
-        )
+        why = f"num_towers={len(devices)} with group_size={group_size}"
+        raise ConfigError(f"{why}: the groups do not divide the towers")
     if not update_fn.optimizer.elementwise:
-        raise ConfigError(
-            f"group_size={group_size}: the optimizer's update needs whole "
-            "parameters, which no device holds"
-        )
+        why = "the optimizer's update needs whole parameters, which no device holds"
+        raise ConfigError(f"group_size={group_size}: {why}")
     sizes = reduce.shares(micro_batch_size, len(devices) // group_size)
-    copies = create_copies(initial, update_fn, devices, group_size)
+    copies = strategy.create_copies(initial, update_fn, devices, group_size)
 
-    def mean(results: Sequence[TowerResult]) -> Reduced:
+    def mean(results: Sequence[TowerResult]) -> strategy.Reduced:
         """Reduce the gradients over the groups, shard by shard."""
         means, weights = [], reduce.tower_weights(sizes)
         for shard in range(group_size):
-            peers = devices[shard::group_size]
-            means.append(all_reduced_mean(results[shard::group_size], peers, weights))
+            some, peers = results[shard::group_size], devices[shard::group_size]
+            means.append(strategy.all_reduced_mean(some, peers, weights))
         groups = range(len(sizes))
         return means[0]._replace(
             gradients=[m.gradients[group] for group in groups for m in means],
@@ -58,7 +49,7 @@ def model_parallel(
 
     groups = [devices[i : i + group_size] for i in range(0, len(devices), group_size)]
     num_bytes = [copy.num_bytes()["parameters"] for copy in copies[:group_size]]
-    return Strategy(
+    return strategy.Strategy(
         devices=devices,
         sizes=sizes,
         copies=copies,

@@ -43,18 +43,14 @@ def multi_worker(
     gradients are sent and added up, by default their own.
     """
     if all_reduce not in COMMUNICATIONS:
-        raise ConfigError(
-            f"all_reduce={all_reduce} adds up within one process; with "
-            f"strategy=multi_worker choose one of {', '.join(COMMUNICATIONS)}"
-        )
+        way = f"with strategy=multi_worker choose one of {', '.join(COMMUNICATIONS)}"
+        raise ConfigError(f"all_reduce={all_reduce} adds up within one process; {way}")
     count, size = len(devices), workers.size
     if size == 1:
         strategy = replicated(initial, update_fn, devices, micro_batch_size)
-        description = (
-            f"1 worker with {count} tower(s): as replicated; the options of the "
-            "all-reduce between workers have no effect"
-        )
-        return dataclasses.replace(strategy, description=[description])
+        about = "as replicated; the options of the all-reduce have no effect"
+        line = f"1 worker with {count} tower(s): {about}"
+        return dataclasses.replace(strategy, description=[line])
     all_sizes = reduce.shares(micro_batch_size, size * count)
     first = workers.index * count
     sizes = all_sizes[first : first + count]

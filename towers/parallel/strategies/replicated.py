@@ -7,12 +7,7 @@ import tensorflow as tf
 from towers.optim.update import Update
 from towers.parallel import reduce
 from towers.parallel.copies import Initial
-from towers.parallel.strategies.strategy import (
-    Reduced,
-    Strategy,
-    all_reduced_mean,
-    create_copies,
-)
+from towers.parallel.strategies import strategy
 from towers.parallel.towers import TowerResult
 
 
@@ -24,7 +19,7 @@ def replicated(
     *,
     all_reduce: str = "auto",
     all_reduce_dtype: str = "",
-) -> Strategy:
+) -> strategy.Strategy:
     """Keep a copy on every device, read by its tower; the mean goes to all copies.
 
     Every copy is updated on its own device; as all have the same sums, bit for bit,
@@ -43,14 +38,14 @@ def replicated(
     sizes = reduce.shares(micro_batch_size, len(devices))
     weights = reduce.tower_weights(sizes)
 
-    def mean(results: Sequence[TowerResult]) -> Reduced:
+    def mean(results: Sequence[TowerResult]) -> strategy.Reduced:
         """Reduce the gradients to every device."""
-        return all_reduced_mean(results, devices, weights, algorithm, dtype)
+        return strategy.all_reduced_mean(results, devices, weights, algorithm, dtype)
 
-    return Strategy(
+    return strategy.Strategy(
         devices=devices,
         sizes=sizes,
-        copies=create_copies(initial, update_fn, devices),
+        copies=strategy.create_copies(initial, update_fn, devices),
         readers=range(len(devices)),
         mean_fn=mean,
         description=[f"a copy on every device, all-reduce {algorithm}"],
