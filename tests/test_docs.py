@@ -49,7 +49,8 @@ def flags_of(script):
     """The names of a script's flags: its own, and those of Config that it takes."""
     found = {"help", "version"}
     path = ROOT / "towers/cli" / script.removeprefix("run_")
-
+    if path.name == "eval.py":
+        path = path.with_name("eval_flags.py")
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue

@@ -279,7 +279,7 @@ def test_the_mean_of_runs_is_a_run(runs, data, tmp_path):
         towers.average(runs, tmp_path / "mean")
     scratch = dataclasses.replace(CONFIG, max_steps=1, seed=5)
     towers.train(tmp_path / "scratch", scratch, data=data, report=False)
-    with pytest.raises(ConfigError, match=r"same weights.* --ensemble"):
+    with pytest.raises(ConfigError, match=r"different weights.* --ensemble"):
         towers.average([runs[0], tmp_path / "scratch"], tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -213,8 +213,8 @@ def _read_hdf5(path, content):
         layer = child.attrs.get("name")
         places = sorted(child, key=lambda x: (len(x), x))
         if places and layer is None:
-            why = "it lacks the names of layers, as files of Keras before 3.7 do"
-            raise ValueError(f"{why}; save the model with that Keras as FILE.h5")
+            why = "files of tf_keras and of Keras before 3.7 do not name their layers"
+            raise ValueError(f"{why}; save the model with these as FILE.h5")
         if places:
             stored = [_stored(child, x, f"{layer}/{x}") for x in places]
             groups.append((str(layer), child.name, stored))

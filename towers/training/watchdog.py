@@ -171,9 +171,11 @@ class Watchdog:
                     worker.abandon()
                     _print_stacks()
                     times = f"{factor} x " if factor > 1 else ""
-                    secs = f"{times}{self._stuck_after_secs:g} s (--stuck_after_secs)"
                     at = f", while {activity}" if work != activity else ""
-                    raise StuckError(f"{work} was not finished within {secs}{at}")
+                    raise StuckError(
+                        f"{work} was not finished within {times}"
+                        f"{self._stuck_after_secs:g} s (--stuck_after_secs){at}"
+                    )
             self._tick(steps, activity)
             if is_patient and stopping_secs > _PATIENCE_SECS:
                 console.line(f"{self.stopped_by}: {work} is finished first")
