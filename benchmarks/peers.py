@@ -65,7 +65,7 @@ from towers.parallel import devices
 from towers.threads import num_cores
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
-OURS = ("PYTHONPATH", "LD_LIBRARY_PATH")
+OURS = ("PYTHONPATH", "LD_LIBRARY_PATH", "TF_ENABLE_ONEDNN_OPTS")
 
 
 def stock_convolution(settings: dict) -> keras.layers.Layer:

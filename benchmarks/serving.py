@@ -54,9 +54,9 @@ print(status, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1.024e-3)
 def cost(command: Sequence[object]) -> list[float]:
     """Seconds by the wall clock, seconds of processor time, peak memory in MB."""
     measure.wait_until_idle()
-    is_ours = command[0] == sys.executable
     # The programs of the page name exports without folders.
     parent = pathlib.Path(command[1]).parent
+    is_ours = command[0] == sys.executable and parent.name != "with_keras"
     cwd = parent if parent.name == "export" else REPOSITORY
     environ = {k: v for k, v in os.environ.items() if is_ours or k not in OURS}
     launch = [sys.executable, "-c", LAUNCH, *map(str, command)]

@@ -65,6 +65,9 @@ __all__ = list(_MODULES)
 # Read by Keras and TensorFlow when they are imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if os.uname().machine == "x86_64":
+    # TensorFlow 2.21 leaves oneDNN off on processors without VNNI or AMX.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 
 def _public(function):
