@@ -137,13 +137,14 @@ def programs(root: pathlib.Path, options) -> dict[str, Callable[[str], list]]:
                 [*command, *sorted((root / part / "test").glob("*/*.jpg"))]
             )
     if options.timm:
-        program = FOLDER / "with_torch" / "timm_program.py"
+        timm_program = FOLDER / "with_torch" / "timm_program.py"
         flags = f"--model={MODEL} --num-classes={len(scenes.SCENES)} --device=cpu "
         flags += f"--input-size 3 {SIDE} {SIDE} --crop-pct=1 --channels-last "
         flags += f"--batch-size={options.batch_sizes[0]} --workers={num_cores()} "
         flags += f"--checkpoint={folder / 'model.safetensors'} --split=test"
-        command = options.torch, program, f"{options.timm}/validate.py", *flags.split()
-        commands["timm"] = lambda part: [*command, f"--data-dir={root / part}"]
+        validate = options.torch, timm_program, f"{options.timm}/validate.py"
+        validate = *validate, *flags.split()
+        commands["timm"] = lambda part: [*validate, f"--data-dir={root / part}"]
     return commands
 
 
