@@ -49,25 +49,23 @@ COLUMNS = (
 )
 
 
-def write(folder: str, num_images: int) -> None:
-    """The same images in tar and Parquet files."""
+def draw() -> list[bytes]:
+    """DIFFERENT JPEG images of 64x64 pixels."""
     rng, images = np.random.default_rng(0), []
     for _ in range(DIFFERENT):
         file, small = io.BytesIO(), rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
         image = Image.fromarray(small).resize((64, 64), Image.Resampling.BICUBIC)
         image.save(file, "JPEG", quality=85)
         images.append(file.getvalue())
-    names = list(map(str, range(CLASSES)))
-    features = {
-        "image": {"_type": "Image"},
-        "label": {"_type": "ClassLabel", "names": names},
-    }
-    about = {"huggingface": json.dumps({"info": {"features": features}})}
-    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    for name in ("tar", "parquet"):
-        os.makedirs(f"{folder}/{name}")
-    for shard, numbers in enumerate(np.array_split(np.arange(num_images), SHARDS)):
-        with tarfile.open(f"{folder}/tar/train-{shard:06}.tar", "w") as archive:
+    return images
+
+
+def write_tar(folder: str, num_images: int, shards: int = SHARDS) -> None:
+    """Tar files with images and labels as members."""
+    images = draw()
+    os.makedirs(folder)
+    for shard, numbers in enumerate(np.array_split(np.arange(num_images), shards)):
+        with tarfile.open(f"{folder}/train-{shard:06}.tar", "w") as archive:
             for number in numbers.tolist():
                 label = str(number % CLASSES).encode()
                 for ending, content in (
@@ -77,11 +75,25 @@ def write(folder: str, num_images: int) -> None:
                     member = tarfile.TarInfo(f"{number:08}.{ending}")
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))
+
+
+def write_parquet(folder: str, num_images: int, shards: int = SHARDS) -> None:
+    """The same images in Parquet files of `datasets`."""
+    images = draw()
+    names = list(map(str, range(CLASSES)))
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"_type": "ClassLabel", "names": names},
+    }
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    os.makedirs(folder)
+    for shard, numbers in enumerate(np.array_split(np.arange(num_images), shards)):
         rows = [{"bytes": images[x % DIFFERENT], "path": None} for x in numbers]
         table = pyarrow.table(
             {"image": pyarrow.array(rows, kind), "label": numbers % CLASSES}
         )
-        path = f"{folder}/parquet/train-{shard:05}-of-{SHARDS:05}.parquet"
+        path = f"{folder}/train-{shard:05}-of-{shards:05}.parquet"
         table = table.replace_schema_metadata(about)
         parquet.write_table(table, path, row_group_size=1000)
 
@@ -118,7 +130,7 @@ def lock_us(stream: Iterator, secs: float) -> float:
         length = time.perf_counter() - begin
         return (counted[0] - before) / length, length
 
-    def draw():
+    def read_on():
         end = time.perf_counter() + secs
         while time.perf_counter() < end:
             num_images[0] += len(next(stream)["labels"])
@@ -129,7 +141,7 @@ def lock_us(stream: Iterator, secs: float) -> float:
     time.sleep(0.1)
     num_images = [0]
     alone, _ = share(functools.partial(time.sleep, 1))
-    beside, length = share(draw)
+    beside, length = share(read_on)
     is_over.set()
     return 1e6 * (alone - beside) * length / num_images[0]
 
@@ -156,7 +168,8 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         os._exit(0)  # batches are being read ahead
     if not os.path.isdir(f"{folder}/tar"):
-        write(folder, options.images)
+        write_tar(f"{folder}/tar", options.images)
+        write_parquet(f"{folder}/parquet", options.images)
     for cache in ("cache", "datasets_cache"):
         shutil.rmtree(f"{folder}/{cache}", ignore_errors=True)
     again = [sys.executable, "-m", "benchmarks.containers", folder]

@@ -19,7 +19,8 @@ are the steadier.
 
 trains a small network for three steps on this number of images of 32x32 in memory, in
 processes that get them in DATA_WAYS, and prints what the peak of each is above the peak
-of a run on 1,000 images. CIFAR has the binary files of CIFAR-10.
+of a run on 1,000 images. CIFAR has the binary files of CIFAR-10. Then it indexes this
+number of images in CONTAINERS, and prints bytes an image above those of 1,000 images.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from typing import Any
 
 import keras
@@ -35,16 +37,23 @@ import numpy as np
 import tensorflow as tf
 
 import towers
-from benchmarks import measure, peers, trainers
+from benchmarks import containers, measure, peers, trainers
+from towers import data as datasets
 from towers.build import builder
 from towers.config import Config
 from towers.parallel import devices
 
-FIT, HELD = "--fit", "--held"
+FIT, HELD, INDEXED = "--fit", "--held", "--indexed"
 # Numbers of images: of the shortest run, and of CIFAR-10's files for training.
 FEW, FILES = 1000, 50_000
 # Ways to have images in memory.
 DATA_WAYS = ("arrays", "float32", "resident", "tf.data", "fit", "cifar10")
+# Data set, number of files, and the function that writes them.
+CONTAINERS = (
+    ("webdataset", 100, containers.write_tar),
+    ("webdataset", 1, containers.write_tar),
+    ("parquet", 100, containers.write_parquet),
+)
 
 
 class FitProcess(trainers.ChildProcess):
@@ -187,10 +196,7 @@ def compare_data(options) -> None:
     """The table of images in memory."""
 
     def peak(way, num_images):
-        command = [sys.executable, "-m", "benchmarks.memory", HELD, way]
-        command += [str(num_images), options.data_dir]
-        done = subprocess.run(command, cwd=trainers.ROOT, stdout=-1, check=True)
-        return [int(x) for x in done.stdout.split()[-2:]]
+        return run_again(HELD, way, num_images, options.data_dir)
 
     print(measure.table_head("way | MB of images | MB above 1,000 images | ratio"))
     least = {name: peak(name, FEW)[1] for name in ("arrays", "fit")}
@@ -200,6 +206,44 @@ def compare_data(options) -> None:
         more = most - least["fit" if way == "fit" else "arrays"]
         cells = num_bytes / 1e6, more / 1e6, more / num_bytes
         print(measure.table_row(way, *(f"{x:.2f}" for x in cells)), flush=True)
+
+
+def run_again(*words: object) -> list[int]:
+    """The last two numbers that this program prints in a new process."""
+    command = [sys.executable, "-m", "benchmarks.memory", *map(str, words)]
+    done = subprocess.run(command, cwd=trainers.ROOT, stdout=-1, check=True)
+    return [int(x) for x in done.stdout.split()[-2:]]
+
+
+def index(dataset: str, folder: str) -> None:
+    """Indexes a container; prints the most and the last bytes, without files' pages."""
+    seen, is_done = [], threading.Event()
+
+    def watch():
+        while not is_done.wait(0.01):
+            seen.append(measure.process_bytes("RssAnon"))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    data_set = datasets.load(dataset, folder, image_cache_mb=0.0)
+    is_done.set()
+    watching.join()
+    del data_set
+    print(max(seen), seen[-1])
+
+
+def compare_indexes(num_images: int) -> None:
+    """The table of containers."""
+    print("\n" + measure.table_head("container | files | bytes an image, peak | kept"))
+    for dataset, num_files, write in CONTAINERS:
+        bytes_used = []
+        for count in (FEW, num_images):
+            with tempfile.TemporaryDirectory() as folder:
+                write(f"{folder}/files", count, num_files)
+                bytes_used.append(run_again(INDEXED, dataset, f"{folder}/files"))
+        more = np.subtract(*bytes_used[::-1]) / (num_images - FEW)
+        cells = [dataset, num_files, *(f"{x:.0f}" for x in more)]
+        print(measure.table_row(*cells), flush=True)
 
 
 def main() -> None:
@@ -215,6 +259,7 @@ def main() -> None:
     if options.images:
         print(measure.report_head("The memory of images"))
         compare_data(options)
+        compare_indexes(options.images)
         return
     print(measure.report_head("The memory of a training step"))
     print(
@@ -236,5 +281,7 @@ if __name__ == "__main__":
         serve_fit(sys.argv[2], *map(int, sys.argv[3:]))
     elif HELD in sys.argv:
         hold(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    elif INDEXED in sys.argv:
+        index(*sys.argv[2:])
     else:
         measure.run(main)
