@@ -198,7 +198,7 @@ def connect(
 
 def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None:
     """Wait until every worker listens at its address; errors are as in `connect`."""
-    begun, told = time.monotonic(), set()
+    begun, printed = time.monotonic(), set()
     missing = [i for i in range(len(addresses)) if i != index]
     with _answering(_split(addresses[index])[1], _greeting(index)):
         while True:
@@ -215,9 +215,9 @@ def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None
             named = f"worker {', '.join(listed)}"
             if waited > limit:
                 raise WorkerLostError(f"{named} did not come within {limit:g} s{hint}")
-            if (hint or waited >= _ANNOUNCE_SECS) and hint not in told:
+            if (hint or waited >= _ANNOUNCE_SECS) and hint not in printed:
                 console.line(f"waiting for {named}, up to {limit:g} s{hint}")
-                told.add(hint)
+                printed.add(hint)
             time.sleep(0.1)
 
 

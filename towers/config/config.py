@@ -634,7 +634,7 @@ class Config:
 
     @property
     def holds_out(self) -> bool:
-        """Whether training images are held out."""
+        """Return whether training images are held out."""
         return bool(self.validation_fraction or self.validation_fold)
 
     @property
@@ -658,7 +658,7 @@ class Config:
 
     @property
     def length_is_resumable(self) -> bool:
-        """Whether a run may be made longer without becoming another run."""
+        """Return whether a run may be made longer without becoming another run."""
         return not (self.choice_of("schedule").by_length or self.early_sizes)
 
     def choice_of(self, option: str) -> choices.Choice:

@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def is_in_a_file(self) -> bool:
-        """Whether the target is a function of a user's file."""
+        """Return whether the target is a function of a user's file."""
         return re.fullmatch(r".+\.py:\w+", self.target) is not None
 
     def matches(self, path: str) -> bool:

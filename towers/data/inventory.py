@@ -19,7 +19,7 @@ MAX_COLUMNS = 20
 
 @dataclasses.dataclass
 class Inventory:
-    """How the files, columns and labels that a user named are read.
+    """The readings of the files, columns and labels that a user named.
 
     Every reader fills one; the start banner, `--dry_run`, `python -m towers.check` and
     `dataset_info.json` print it.

@@ -38,7 +38,7 @@ class PixelFormat:
 
     @property
     def is_photo(self) -> bool:
-        """Whether pixels are bytes of gray or colors that need no scaling."""
+        """Return whether pixels are bytes of gray or colors that need no scaling."""
         return (self.dtype, *self.low, *self.high) == ("uint8", 0, 255)
 
     def scale(self, images: tf.Tensor) -> tf.Tensor:

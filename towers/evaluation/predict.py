@@ -41,7 +41,7 @@ class Predicted:
             `towers.reject`.
         heatmaps: float32 [height, width] of each image in its own size, turned upright:
             where the network finds the predicted classes, from 0 to 1, and 0 where a
-            crop cuts the image off; empty if `predict` was not asked for them.
+            crop cuts the image off; empty without `heatmaps` of `predict`.
     """
 
     paths: list[str]

@@ -31,7 +31,7 @@ class Predictions:
 
     @property
     def correct(self) -> np.ndarray:
-        """Whether each prediction is correct, bool [n]."""
+        """Return whether each prediction is correct, bool [n]."""
         return self.classes == self.labels
 
     @property
@@ -64,7 +64,7 @@ class LabelSets:
 
     @property
     def correct(self) -> np.ndarray:
-        """Whether the predicted classes are exactly the labels, bool [n]."""
+        """Return whether the predicted classes are exactly the labels, bool [n]."""
         return _is_exact(self.logits, self.labels)
 
     @property

@@ -25,7 +25,7 @@ MAX_DEVICES = 256
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What differs between CPUs and GPUs; docs/gpus.md gives the reasons."""
+    """The differences between CPUs and GPUs; docs/gpus.md gives the reasons."""
 
     kind: str  # TensorFlow's name.
     # Tensors are in host memory: no copies to the device, and int32 stays int32.

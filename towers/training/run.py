@@ -101,12 +101,12 @@ class Run:
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether the run ends early: `patience` evaluations without improvement."""
+        """Return whether `patience` evaluations passed without improvement."""
         return 0 < self.config.patience <= self.progress.num_worse
 
     @property
     def is_at_end(self) -> bool:
-        """Whether no step is left."""
+        """Return whether no step is left."""
         return self.step >= self.last_step or self.is_out_of_patience
 
     # Agreements of all workers.
