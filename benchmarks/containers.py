@@ -49,6 +49,7 @@ COLUMNS = (
 )
 
 
+@functools.cache
 def draw() -> list[bytes]:
     """DIFFERENT JPEG images of 64x64 pixels."""
     rng, images = np.random.default_rng(0), []

@@ -226,10 +226,10 @@ def index(dataset: str, folder: str) -> None:
     watching = threading.Thread(target=watch)
     watching.start()
     data_set = datasets.load(dataset, folder, image_cache_mb=0.0)
+    kept = measure.process_bytes("RssAnon")
     is_done.set()
     watching.join()
-    del data_set
-    print(max(seen), seen[-1])
+    print(data_set.train.num_examples, max([*seen, kept]), kept)
 
 
 def compare_indexes(num_images: int) -> None:

@@ -94,7 +94,11 @@ def average_gradients(
     """Return the gradient of the mean loss over the whole batch, on the current device.
 
     This is the function of TensorFlow's CIFAR-10 multi-GPU tutorial, weighted by
-    images: a tower has vectors, of its own mean loss, and its fraction of the images.
+    images.
+
+    Args:
+        tower_grads: per tower, the gradients of its own mean loss, vectors.
+        weights: per tower, its fraction of the images; they add up to 1.
     """
     return [weighted_mean(x, weights) for x in zip(*tower_grads, strict=True)]
 
