@@ -334,7 +334,7 @@ def validate_trained(config: Config, matched: schedules.Matched) -> None:
 
 
 def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
-    """Return the learning rate over the images seen; an epoch has `num_examples`."""
+    """Return the learning rate by the number of images; an epoch has `num_examples`."""
     return schedules.create_schedule(
         config.schedule,
         config.learning_rate,

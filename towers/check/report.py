@@ -191,8 +191,8 @@ def duplicates(
     identical = identical[identical[:, 0] < identical[:, 1]]
     similar = _similar(thumbnails)
     similar = similar[~np.isin(similar[:, 1], identical[:, 1])]
-    for heading, found in (("identical", identical), ("similar", similar)):
-        pairs = found[(labels[found] >= 0).all(1)]
+    for heading, indices in (("identical", identical), ("similar", similar)):
+        pairs = indices[(labels[indices] >= 0).all(1)]
         splits = np.searchsorted(begins, pairs, "right") - 1
         for a, b in itertools.combinations_with_replacement(range(len(names)), 2):
             is_counted = (a != b) | np.diff(labels[pairs]).any(1)

@@ -85,8 +85,8 @@ def config_of_flags(
     stem = pathlib.Path(name).stem if name else "default"
     path, other = pathlib.Path(workdir or pathlib.Path("runs") / stem), ""
     if not workdir and (not recipe or "data_dir" in given):
-        path, found = _run_of_data(path, given.get("data_dir"), stored_config)
-        stored = None if recipe else found
+        path, continued = _run_of_data(path, given.get("data_dir"), stored_config)
+        stored = None if recipe else continued
         if path.name != stem:
             other = f"runs/{stem} is of another --data_dir; this run is in {path}"
     if stored is not None:
@@ -159,14 +159,15 @@ def photo_recipe(folder: pathlib.Path, given: dict[str, Any]) -> str:
     """Return FINETUNE_RECIPE if there are trained weights, else PHOTO_RECIPE."""
     model = given.get("model") or load_recipe(FINETUNE_RECIPE, folder).model
     row = find("model", model)
-    is_published = row.own_moments or ("model" in given and row.pretrained)
+    is_published = row.has_standardization or ("model" in given and row.pretrained)
     weights = given.get("init_from", is_published or find_local_weights(model))
     return FINETUNE_RECIPE if weights else PHOTO_RECIPE
 
 
 def _validate_weights(model, folder):
     """Raise ConfigError if the trained weights of --model are not here."""
-    if model is None or find("model", model).own_moments or find_local_weights(model):
+    needs_none = model is None or find("model", model).has_standardization
+    if needs_none or find_local_weights(model):
         return
     way = f"{how_to_get_weights(model)}; or train from scratch with --init_from="
     if find_local_weights(usual := load_recipe(FINETUNE_RECIPE, folder).model):

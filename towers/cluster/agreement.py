@@ -202,12 +202,12 @@ def wait_for_all(addresses: Sequence[str], index: int, wait_secs: float) -> None
     missing = [i for i in range(len(addresses)) if i != index]
     with _answering(_split(addresses[index])[1], _greeting(index)):
         while True:
-            found = {i: _is_there(i, addresses[i]) for i in missing}
-            missing = [i for i in missing if not found[i]]
+            is_there = {i: _is_there(i, addresses[i]) for i in missing}
+            missing = [i for i in missing if not is_there[i]]
             if not missing:
                 return
             waited, limit, hint = time.monotonic() - begun, wait_secs, ""
-            unresolved = [i for i in missing if found[i] is None]
+            unresolved = [i for i in missing if is_there[i] is None]
             if unresolved:
                 limit = min(wait_secs, NAME_SECS)
                 hint = ": the host name does not resolve; correct it, or the network's"

@@ -136,14 +136,14 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         why = "the center crop cuts off what the fit keeps; drop one of the two"
         yield ("fit", "center_crop"), why
     model = config.choice_of("model")
-    is_known = model.own_moments or model.pretrained
+    is_known = model.has_standardization or model.pretrained
     if config.init_from == IMAGENET and not is_known:
         why = "no trained weights of this network are known; give a file or a run, or "
         yield ("init_from", "model"), f"{why}--model=tf_efficientnet_lite0, keras:NAME"
     if config.choice_of("augment").standardizes_images:
         why = "--augment standardizes each image by itself, the other option "
         way = "; choose another --augment, such as pad_crop_flip"
-        if model.own_moments:
+        if model.has_standardization:
             yield ("augment", "model"), f"{why}needs its own mean and std{way}"
         if config.standardize not in ("auto", "data"):
             yield ("augment", "standardize"), f"{why}would do so once more{way}"

@@ -272,6 +272,6 @@ MODELS = {
     "keras:NAME": Choice(
         "any of keras.applications, such as keras:ResNet50",
         target="models.keras.applications:create_model",
-        own_moments=True,
+        has_standardization=True,
     ),
 }

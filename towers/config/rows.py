@@ -28,7 +28,7 @@ class Choice:
     standardizes_images: bool = False  # an augmentation, each image by itself
 
     # Networks.
-    own_moments: bool = False  # standardizes images by its own mean and std
+    has_standardization: bool = False  # standardizes images by its own mean and std
     pretrained: Preprocessing | None = None  # of published weights
     num_params: int = 0  # for 10 classes of 32x32x3 images, `cnn` of 24x24x3
 

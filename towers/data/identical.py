@@ -50,11 +50,11 @@ def identical_images(
             contents = map(_files, sources, chosen)
         else:
             contents = map(_pixels, sources)
-        keys, of_other = (_digests(x, end) for x in contents)
+        keys, other_keys = (_digests(x, end) for x in contents)
     except (OSError, ValueError):  # a TimeoutError is an OSError
         return []
     first = {key: index for index, key in reversed(keys.items())}
-    return [(i, first[key]) for i, key in of_other.items() if key in first]
+    return [(i, first[key]) for i, key in other_keys.items() if key in first]
 
 
 def _sizes(source, end):

@@ -82,14 +82,14 @@ def reject(
     if held_out.labels.ndim == 2:
         raise ConfigError("reject: classes of label sets have their own thresholds")
     result = _fitted(held_out)
-    answers, of_test = (
+    answers, test_answers = (
         rejection.Answers.of(
             np.append(x.logits, x.unknown, 0), x.labels, result["temperature"]
         )
         for x in splits
     )
     result["threshold"] = threshold = rejection.choose_threshold(answers, *wish)
-    result |= answers.figures(threshold) | {"test": of_test.figures(threshold)}
+    result |= answers.figures(threshold) | {"test": test_answers.figures(threshold)}
     write_to_run(workdir, "rejection", json.dumps(result, indent=2) + "\n")
     console.line(f"unknown below a calibrated probability of {threshold:.4f}")
     console.line(rejection.rejection_line("held-out images", result))

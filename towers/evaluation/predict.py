@@ -174,8 +174,8 @@ def write_predictions(
     is_of_features = features and path.endswith(".npz")
     if is_image_name(path) and not is_of_features:
         raise ConfigError(f"output={path}: is the name of an image; choose another")
-    of_run = {os.path.realpath(x) for x in RunFolder(workdir).files()}
-    if path and os.path.realpath(path) in of_run:
+    run_files = {os.path.realpath(x) for x in RunFolder(workdir).files()}
+    if path and os.path.realpath(path) in run_files:
         raise ConfigError(f"output={path}: is a file of the run; choose another")
     predictor = ImagePredictor(workdir, images, config, rank, features, **options)
     if heatmaps:

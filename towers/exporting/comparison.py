@@ -110,13 +110,13 @@ def figures_of(
     and classes replaces accuracy, and 1 - F1 replaces "changed".
     """
     scale = max(SMALLEST_SCALE, np.abs(expected).max())
-    found, wanted = _classes(run, logits), _classes(run, expected)
+    predicted, wanted = _classes(run, logits), _classes(run, expected)
     difference = float(np.abs(logits - expected).max() / scale)
-    figures = {"largest_difference": difference, "changed": 1 - _f1(found, wanted)}
+    figures = {"largest_difference": difference, "changed": 1 - _f1(predicted, wanted)}
     if labels is not None:
         if labels.ndim == 1:
             labels = labels[:, np.newaxis] == np.arange(logits.shape[1])
-        figures["accuracy"] = _f1(found, labels > 0)
+        figures["accuracy"] = _f1(predicted, labels > 0)
         figures["accuracy_lost"] = _f1(wanted, labels > 0) - figures["accuracy"]
     return figures
 

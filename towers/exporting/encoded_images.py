@@ -98,7 +98,7 @@ def decode_image(
 
 
 def _turn(content):
-    """Return the orientation of an image file, minus 1; 0 if none is found."""
+    """Return the orientation of an image file, minus 1; 0 if it has none."""
     start = tf.strings.substr(content, 0, 2**16)
     code = tf.strings.regex_replace(start, ORIENTATION, r"\1\2\3")
     codes = tf.constant([[bytes([i]), b"%d" % i] for i in range(1, 9)])

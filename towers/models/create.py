@@ -134,7 +134,7 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
 def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return the moments of pixels that a network expects; None for the data set's."""
     choice = choices.find("model", name)
-    if choice.own_moments:
+    if choice.has_standardization:
         return applications.pixel_moments(choice.options["name"])
     return None
 

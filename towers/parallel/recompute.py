@@ -54,10 +54,10 @@ def segments(model: keras.Model) -> list[Segment]:
     low, high, chosen = 0.0, float(sizes[-1]), []
     while high - low > ACCURACY * sizes[-1]:
         limit = (low + high) / 2
-        if (found := _within(limit, cuts, sizes)) is None:
+        if (ends := _within(limit, cuts, sizes)) is None:
             low = limit
         else:
-            high, chosen = limit, found
+            high, chosen = limit, ends
     if not chosen:
         why = "no single tensor divides the network into parts; set --norecompute"
         raise ConfigError(f"recompute=True: {why}")

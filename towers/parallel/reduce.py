@@ -273,12 +273,12 @@ def all_reduce(
     for places in buckets(vectors[0], packed):
         groups = [[own[place] for own in vectors] for place in places]
         tensors = on_each(_joined, devices, *groups)
-        own_dtype = tensors[0].dtype
+        input_dtype = tensors[0].dtype
         if not equal:
             tensors = on_each(scaled, devices, tensors, weights)
-        wire = Wire(dtype or own_dtype, weights[0] if equal else 1.0)
+        wire = Wire(dtype or input_dtype, weights[0] if equal else 1.0)
         totals = ALGORITHMS[algorithm](tensors, devices, wire)
-        totals = on_each(tf.cast, devices, totals, [own_dtype] * len(devices))
+        totals = on_each(tf.cast, devices, totals, [input_dtype] * len(devices))
         parted = on_each(_parted, devices, totals, *groups)
         for total, some in zip(sums, parted, strict=True):
             total.extend(some)

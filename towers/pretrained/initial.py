@@ -62,13 +62,13 @@ def start_from(
     """
     state, choice = trainer.state(), choices.find("model", model)
     head = [name for name in state if name.startswith("params/")][-1].rpartition("/")[0]
-    of_head = {name for name in state if name.rpartition("/")[0] == head}
+    head_names = {name for name in state if name.rpartition("/")[0] == head}
     ours = tuple(normalize("NFC", x) for x in class_names)
     with open_source(init_from, model, state, trainer) as weights:
         theirs = tuple(normalize("NFC", x) for x in weights.class_names)
 
         def by_class(name, stored):
-            if name in of_head:
+            if name in head_names:
                 return _by_class(stored, state[name], theirs, ours)
             return stored
 
@@ -80,21 +80,21 @@ def start_from(
             why = f"{what}: {problem}. {_nearest_networks(weights)}"
             raise CheckpointError(f"init_from={init_from}: {why}")
         fill(state, match.taken)
-    if choice.own_moments:
+    if choice.has_standardization:
         applications.correct_variances(choice.options["name"], state)
     trainer.load(state)
     console.line(f"starting from {len(match.taken)} variables of {weights.path}")
     new: dict[str, Sequence[int]] = dict.fromkeys([*match.missing, *match.drawn], ())
     drawn = match.drawn
     new_classes = [x for x in ours if theirs and x not in theirs]
-    if new_classes or of_head & match.taken.keys():
+    if new_classes or head_names & match.taken.keys():
         if about := _head_message(theirs, ours, new_classes):
             console.line(f"{head.partition('/')[2]}: {about}")
         if new_classes:
             known = [i for i, x in enumerate(ours) if x in theirs]
-            is_taken = of_head <= match.taken.keys()
-            new |= dict.fromkeys(of_head, known if is_taken else ())
-        drawn = {name: x for name, x in drawn.items() if name not in of_head}
+            is_taken = head_names <= match.taken.keys()
+            new |= dict.fromkeys(head_names, known if is_taken else ())
+        drawn = {name: x for name, x in drawn.items() if name not in head_names}
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
     stems = sorted({variable_names.split_number(name)[0] for name in unknown})
     for line in (
@@ -150,7 +150,7 @@ def _mismatch_reason(state, match, not_used, weights, head):
             f"it has {len(common)} of the {len(trunk)} parameters outside of "
             f"{head.partition('/')[2]}, {count / max(1, total):.0%} of their numbers"
         )
-    if not weights.of_torch:
+    if not weights.torch_arrays:
         return ""
     for name, stored in match.drawn.items():
         ours, theirs = state[name].shape, stored.shape
@@ -172,7 +172,7 @@ def _block(name):
 
 def _nearest_networks(weights):
     """Return the names in a file, and the networks of about its size."""
-    arrays = [*(weights.of_torch.values() or weights.all())]
+    arrays = [*(weights.torch_arrays.values() or weights.all())]
     total = max(1, sum(math.prod(x.shape) for x in arrays))
     sizes = {name: row.num_params for name, row in MODELS.items() if row.num_params}
     nearest = sorted(sizes, key=lambda name: abs(math.log(sizes[name] / total)))
@@ -265,7 +265,7 @@ def open_source(
 ) -> Iterator[StoredWeights]:
     """Open the weights that the option init_from, `path`, names."""
     choice = choices.find("model", model)
-    if path == IMAGENET and choice.own_moments:
+    if path == IMAGENET and choice.has_standardization:
         try:
             arrays = pretrained(model)
         except OSError as error:
@@ -285,11 +285,11 @@ def open_source(
     with open_weights(path) as weights:
         if weights is None:
             yield _weights_of_run(path)
-        elif weights.of_torch:
+        elif weights.torch_arrays:
             named = variable_names.with_torch_names(weights, model, trainer.model)
             names = class_names or weights.class_names
             yield dataclasses.replace(named, class_names=names)
-        elif choice.own_moments or choice.is_in_a_file or choice.is_given:
+        elif choice.has_standardization or choice.is_in_a_file or choice.is_given:
             yield variable_names.with_automatic_names(weights, state)
         else:
             yield weights

@@ -69,12 +69,12 @@ def tables(model: str) -> Sequence[Table]:
 
 def place(variable: str, table: Table) -> Place | None:
     """Return the place of a variable, such as conv1/kernel, if it has one."""
-    layer, _, own_name = variable.rpartition("/")
+    layer, _, last_name = variable.rpartition("/")
     for pattern, template in table.items():
         if match := re.fullmatch(pattern, variable):
             suffix = ""
-        elif own_name in KINDS and (match := re.fullmatch(pattern, layer)):
-            suffix = f".{KINDS[own_name]}"
+        elif last_name in KINDS and (match := re.fullmatch(pattern, layer)):
+            suffix = f".{KINDS[last_name]}"
         else:
             continue
         name = re.sub(
@@ -84,7 +84,7 @@ def place(variable: str, table: Table) -> Place | None:
         )
         name, _, share = name.removesuffix("]").partition("[")
         if share == "1x1":
-            return Place(name + suffix, is_pixel=own_name == "kernel")
+            return Place(name + suffix, is_pixel=last_name == "kernel")
         part, _, parts = share.partition("/")
         return Place(name + suffix, int(part or 0), int(parts or 1))
     return None
@@ -116,12 +116,12 @@ def prefix(
     most = max(counts.values(), default=0)
     if 2 * most < len(variables):  # another network
         return ""
-    found = [x for x, count in counts.items() if count == most]
-    averages = [x for x in found if "ema" in x or "average" in x]
-    if len(averages or found) > 1:
-        listed = " and ".join(f"{x}*" for x in found)
+    prefixes = [x for x, count in counts.items() if count == most]
+    averages = [x for x in prefixes if "ema" in x or "average" in x]
+    if len(averages or prefixes) > 1:
+        listed = " and ".join(f"{x}*" for x in prefixes)
         raise ValueError(f"it has several networks, {listed}; save one of them alone")
-    return (averages or found or [""])[0]
+    return (averages or prefixes or [""])[0]
 
 
 def missing_variables(table: Table, ours: Container[str]) -> dict[str, str]:

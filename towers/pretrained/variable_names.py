@@ -41,10 +41,10 @@ def with_torch_names(
     """Return weights of PyTorch in the names and layouts of a network's variables."""
     shapes = {variable.path: tuple(variable.shape) for variable in network.variables}
     tables = torch_names.tables(model)
-    prefix = torch_names.prefix(shapes, tables, weights.of_torch)
+    prefix = torch_names.prefix(shapes, tables, weights.torch_arrays)
     own = {
         name.removeprefix(prefix): x._replace(name=name.removeprefix(prefix))
-        for name, x in weights.of_torch.items()
+        for name, x in weights.torch_arrays.items()
         if name.startswith(prefix)
     }
     places, table = torch_names.places(shapes, tables, own)
@@ -63,7 +63,7 @@ def with_torch_names(
     for variable, place in places.items():
         shape, grid = shapes[variable], grids.get(variable)
         named[variable] = _in_our_layout(own[place.name], place, variable, shape, grid)
-    path, num_others = weights.path, len(weights.of_torch) - len(own)
+    path, num_others = weights.path, len(weights.torch_arrays) - len(own)
     if prefix:
         path += f", names {prefix}*"
     if num_others:

@@ -51,20 +51,20 @@ class StoredWeights:
     # Layer of the network -> its other name in the file; None if that is unknown.
     layers: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     # Arrays in PyTorch's names and layouts.
-    of_torch: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
+    torch_arrays: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
     class_names: tuple[str, ...] = ()
 
     def find(
         self, kind: str, variable: str, shapes: Mapping[str, tuple[int, ...]]
     ) -> Stored | None:
         """Return the array of a variable; `shapes` has its layer's, in Keras' order."""
-        path, _, own_name = variable.rpartition("/")
+        path, _, last_name = variable.rpartition("/")
         outer, slash, our_layer = path.rpartition("/")
         layer = self.layers.get(our_layer, our_layer)
         if layer is None:
             return None
         owner = f"{outer}{slash}{layer}"
-        name_there = f"{owner}/{own_name}" if owner else own_name
+        name_there = f"{owner}/{last_name}" if owner else last_name
         for name in (f"{kind}/{name_there}", name_there):
             if name in self.named:
                 return self.named[name]
@@ -141,7 +141,7 @@ def _read_torch(path, content):
     tensors, entry = torch_files.state_dict(content)
     named = {name: Stored(name, *tensor) for name, tensor in tensors.items()}
     place = f"{path} ({entry})" if entry else path
-    return StoredWeights(place, named, of_torch=named)
+    return StoredWeights(place, named, torch_arrays=named)
 
 
 def _parse_names(text):

@@ -133,20 +133,20 @@ def _results(folder, records):
         best = int(folder.best.read_text().removeprefix("step-"))
     except (OSError, ValueError):
         best = None
-    of_best = [record for record in records if record.get("step") == best]
-    found = [
+    best_records = [record for record in records if record.get("step") == best]
+    candidates = [
         result_of_records(some, [split])
-        for some in (records, of_best)
+        for some in (records, best_records)
         for split in _SPLITS
     ]
     for path, key in ((folder.report / "report.json", "result"), (folder.result, None)):
         try:
             content = parse_json(path.read_bytes())
-            found.append({"step": 0} | (content[key] if key else content))
+            candidates.append({"step": 0} | (content[key] if key else content))
         except (OSError, ValueError, LookupError, TypeError):
             continue
     ranks, results = {}, {}
-    for result in found:
+    for result in candidates:
         split = str(result.get("reported")).partition("_")[0]
         if split in _SPLITS and reported_figure(result, "accuracy") is not None:
             rank = result["step"] == best, result["step"]
@@ -233,8 +233,8 @@ def _curves(runs):
     for title, metric, names in kinds:
         series = []
         for color, run in enumerate(runs):
-            found = (metric_series(run.curves, x, run.name, color) for x in names)
-            series += next(filter(None, found), [])
+            curves = (metric_series(run.curves, x, run.name, color) for x in names)
+            series += next(filter(None, curves), [])
         if series:
             panels.append(curve_chart(title, series, metric))
     return page.section("Curves", page.grid(*panels)) if panels else ""

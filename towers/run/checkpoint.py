@@ -170,13 +170,13 @@ def _manifest(path: Path) -> dict[str, dict[str, Any]]:
     """Return the manifest of a checkpoint: file name -> entry."""
     manifest = _json(path / _MANIFEST)
     try:
-        found = manifest["format"]
+        version = manifest["format"]
         entries = {entry["name"]: entry for entry in manifest["files"]}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{_MANIFEST}: {error_reason(error)}") from error
-    if found != FORMAT:
+    if version != FORMAT:
         raise OtherVersionError(
-            f"it has format {found!r}, towers {towers.__version__} reads {FORMAT}; "
+            f"it has format {version!r}, towers {towers.__version__} reads {FORMAT}; "
             "continue with the version that wrote it"
         )
     if entries.keys() != {_STATE, *_TENSOR_FILES}:

@@ -25,7 +25,7 @@ from towers.data.sources import (
 )
 from towers.errors import ConfigError, data_errors_of_tensorflow
 
-# Batch size in bytes for a full pass over a source; several batches are in memory.
+# Batch size in bytes for a whole source; several batches are in memory.
 BATCH_BYTES = 50_000_000
 MEGABYTE = 1_000_000
 PROGRESS_SECS = 30

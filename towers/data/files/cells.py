@@ -42,9 +42,9 @@ def _class(value):
 def split(value: Any, column: str) -> str | None:
     """Return the split that a cell means in a column; None for an unknown name."""
     if is_flag := re.match(r"is[ _]?", column.lower()):
-        found = split_of(column[is_flag.end() :])
-        rest = "test" if found == "train" else "train"
-        return {"1": found, "0": rest}.get(_number(value))
+        flagged = split_of(column[is_flag.end() :])
+        rest = "test" if flagged == "train" else "train"
+        return {"1": flagged, "0": rest}.get(_number(value))
     return _SPLITS.get(_number(value)) or split_of(str(value))
 
 

@@ -144,9 +144,9 @@ def _are_splits(root, names, alike):
     def rest(name):
         return re.sub(r"[\W\d_]|v(?=\d)", "", _CONTAINS_SPLIT.sub("", name, 1)).lower()
 
-    of_train = {rest(name) for name in alike["train"]}
+    train_names = {rest(name) for name in alike["train"]}
     others = {name for split in alike.keys() - {"train"} for name in alike[split]}
-    if of_train & {*map(rest, others)}:
+    if train_names & {*map(rest, others)}:
         return True
     rest_of_all = {*names} - {*alike["train"], *others}
     inner = (inside(os.path.join(root, name)) for name in rest_of_all)

@@ -62,10 +62,10 @@ class Version(NamedTuple):
         time_ns = str(status.st_mtime_ns)
         return cls(status.st_size, time_ns, status.st_ino, status.st_ctime_ns)
 
-    def require(self, path: str, found: Self) -> None:
+    def require(self, path: str, now: Self) -> None:
         """Raise DataError if a file changed; some file systems renumber inodes."""
-        is_same = self.inode == found.inode or self.changed == found.changed
-        if self[:2] != found[:2] or not is_same:
+        is_same = self.inode == now.inode or self.changed == now.changed
+        if self[:2] != now[:2] or not is_same:
             why = "was replaced or changed after this program had indexed it"
             raise DataError(f"{printable(path)}: {why}; start again to read it anew")
 
@@ -407,10 +407,10 @@ def _list(pattern):
         raise DataError(f"{printable(pattern)}: a web server lists no files; {way}")
     bucket = _bucket(pattern)
     try:
-        found = bucket.glob(pattern, detail=True)
+        entries = bucket.glob(pattern, detail=True)
     except Exception as error:
         raise DataError(f"{printable(pattern)}: {one_line(error, 150)}") from error
-    names = [name for name, about in found.items() if about["type"] == "file"]
+    names = [name for name, about in entries.items() if about["type"] == "file"]
     root = "/" if scheme == "file" else ""
     return [f"{scheme}://{root}{name.lstrip('/')}" for name in names]
 

@@ -124,12 +124,12 @@ def _json_rows(text):
         if not isinstance(value, dict):
             raise ValueError(f"row {number}: is not an object {{...}}")
     names = dict.fromkeys(itertools.chain(*objects))
-    found = next((text for key, text in _OTHER_JSON.items() if key in names), "")
+    content = next((text for key, text in _OTHER_JSON.items() if key in names), "")
     if any(map(is_image_name, names)):
-        found = "names of images as keys"
-    if found:
+        content = "names of images as keys"
+    if content:
         example = '[{"image": "1.jpg", "label": "cat"}]'
-        raise ValueError(f"holds {found}, and not a table, such as {example} or a CSV")
+        raise ValueError(f"holds {content}, not a table, such as {example} or a CSV")
     yield list(names)
     for number, value in enumerate(objects, 1):
         yield number, [value.get(name) for name in names]

@@ -22,7 +22,7 @@ MAX_DEPTH = 3
 class PathFinder:
     """Resolver of the image paths of a table, which may lack the extension.
 
-    If no file is found, the same number of leading folders is dropped from all paths,
+    If no file is there, the same number of leading folders is dropped from all paths,
     and the rest is looked for in `image_dir` and below.
     """
 
@@ -40,8 +40,9 @@ class PathFinder:
     ) -> list[str | None]:
         """Return the file of each path, or None; raises `error(row, message)`."""
         folder = os.path.basename(self._image_dir.rstrip("/"))
-        of_folder = split_of(folder) if is_split(folder) else None
-        if names and None not in (self._split, of_folder) and of_folder != self._split:
+        folder_split = split_of(folder) if is_split(folder) else None
+        splits = {self._split, folder_split} - {None}
+        if names and len(splits) == 2:
             text = f"--image_dir={shown(self._image_dir)} is named like another split"
             raise error(0, f"{text}; give the folder above it")
         files = self._find(names, self._folder)
@@ -49,28 +50,28 @@ class PathFinder:
             places = self._places(names, self._folder)
             if not places and not self._image_dir:
                 places = self._places(names, os.path.dirname(self._folder), 1)
-            if not places and (found := self._in_several_folders(names)):
-                files = found
+            if not places and (matches := self._in_several_folders(names)):
+                files = matches
             elif not places or places[1:] or not self._image_dir:
                 raise error(0, self.missing(names[0], names, places))
             else:
                 files = self._find(names, *places[0])
-                name, found = next(x for x in zip(names, files, strict=True) if x[1])
+                name, matches = next(x for x in zip(names, files, strict=True) if x[1])
                 text = f"matched by their ends: {shown(name, 60)} is "
-                self._inventory.infer("paths", text + shown(found[0], 80))
-        for row, found in enumerate(files):
-            if found[1:]:
-                both = " or ".join(sorted(found)[:2])
+                self._inventory.infer("paths", text + shown(matches[0], 80))
+        for row, matches in enumerate(files):
+            if matches[1:]:
+                both = " or ".join(sorted(matches)[:2])
                 raise error(row, f"{shown(names[row], 60)} is ambiguous: {both}")
-        return [found[0] if found else None for found in files]
+        return [matches[0] if matches else None for matches in files]
 
     def present(self, names: Sequence[str]) -> list[int]:
         """Return the indices of the names that are paths of files."""
-        found = self._find(names, self._folder)
+        files = self._find(names, self._folder)
         return [
             i
             for i, name in enumerate(names)
-            if name and (found[i] or self._places([name], self._folder))
+            if name and (files[i] or self._places([name], self._folder))
         ]
 
     def key(self, file: str) -> str:
@@ -113,8 +114,8 @@ class PathFinder:
             splits = {self._split, *first} - {None}
             for folder in folders:
                 if not splits or _split_of_name(folder) in (None, *splits):
-                    found = self._find(sample, folder, num_first)
-                    counts[folder, num_first] = len(set(map(tuple, found)) - {()})
+                    files = self._find(sample, folder, num_first)
+                    counts[folder, num_first] = len(set(map(tuple, files)) - {()})
         most = max(counts.values(), default=0)
         if 2 * most <= len(sample):
             return []
@@ -125,7 +126,7 @@ class PathFinder:
         return sorted(places, key=lambda x: _split_of_name(x[0]) != "train")
 
     def _in_several_folders(self, names):
-        """Return the files found by name in several folders, if each name is unique."""
+        """Return the files of names in several folders, if each name is unique."""
         by_name = {}
         for folder in _folders_below(self._folder, MAX_DEPTH):
             is_used = _split_of_name(folder) in (None, self._split)
@@ -134,10 +135,10 @@ class PathFinder:
                     paths = (os.path.join(folder, file) for file in files)
                     by_name.setdefault(name, []).extend(paths)
         files = [by_name.get(_slashes(name).split("/")[-1], []) for name in names]
-        folders = {os.path.dirname(path) for found in files for path in found}
-        if len(folders) < 2 or any(len(found) != 1 for found in files):
+        folders = {os.path.dirname(path) for matches in files for path in matches}
+        if len(folders) < 2 or any(len(matches) != 1 for matches in files):
             return []
-        self._inventory.infer("paths", f"found by names in {len(folders):,} folders")
+        self._inventory.infer("paths", f"matched by names in {len(folders):,} folders")
         return files
 
     def _find(self, names, folder, num_first=0):

@@ -109,7 +109,7 @@ class TableReader:
     """Reader of the rows of tables and of the files that they name.
 
     Attributes:
-        columns: role -> name; other columns are found by their usual names.
+        columns: role -> name; other columns have their usual names.
         image_dir: folder that paths start from, by default the folder of each table.
         fold: training rows with this value in the column `fold` are for testing.
         separator: text between several labels of an image; "" for none.
@@ -330,8 +330,8 @@ class TableReader:
         has_others = any(row.table.split != table.split for row in self.rows)
         finder = PathFinder(table.path, self.image_dir, self.inventory, has_others)
         names = [row.path for row in rows]
-        found = finder(names, lambda i, text: DataError(f"{rows[i]}: {text}"))
-        for row, name, row.path in zip(rows, names, found, strict=True):
+        files = finder(names, lambda i, text: DataError(f"{rows[i]}: {text}"))
+        for row, name, row.path in zip(rows, names, files, strict=True):
             if row.path is not None:
                 before = first_rows.setdefault(finder.key(row.path), row)
                 if before is not row:
@@ -339,7 +339,7 @@ class TableReader:
             elif self.options.survey is not None:
                 self.options.survey.misplaced[str(row)] = f"no file {shown(name)}"
             else:
-                count = f"{found.count(None):,} of {len(rows):,} rows have none"
+                count = f"{files.count(None):,} of {len(rows):,} rows have none"
                 way = "--bad_images=skip leaves them out"
                 raise DataError(f"{row}: {finder.missing(name)} ({count}, {way})")
 

@@ -211,24 +211,24 @@ def _with_dtype(images, what, dtype):
     is_float, hint = images.dtype.kind == "f", ""
     may_be = is_float and high <= MAX_FRACTIONS
     is_fraction = may_be and (high == 1 or (images % 1).any())
-    found = "float32"
+    inferred = "float32"
     if low >= -0.5 and high <= 255.5 and not is_fraction:
-        found = "uint8"
+        inferred = "uint8"
     elif images.dtype.kind == "u" or (not is_float and low >= 0 and high < 65536):
-        found = "uint16" if high < 65536 else "float32"
+        inferred = "uint16" if high < 65536 else "float32"
     if not np.isfinite([low, high]).all():
         hint = "some are not finite: replace them, or leave these images out"
     elif high == 1 and not is_float and len(images) > 1 and not dtype:
         hint = "multiply drawings of 0 and 1 by 255"
-    elif dtype == "uint8" and found != "uint8":
+    elif dtype == "uint8" and inferred != "uint8":
         hint = "the network was trained on numbers from 0 to 255"
-    elif dtype and dtype != found and images.dtype == np.uint8:
+    elif dtype and dtype != inferred and images.dtype == np.uint8:
         hint = f"the network was trained on {dtype}, in other units"
-    elif dtype == "uint16" and found == "float32":
+    elif dtype == "uint16" and inferred == "float32":
         hint = "the network was trained on uint16"
     if hint:
         raise DataError(f"{what} are {images.dtype} from {low:g} to {high:g}; {hint}")
-    dtype = dtype or found
+    dtype = dtype or inferred
     if is_float and dtype != "float32":  # buffered, without a second array of floats
         return np.rint(images, out=np.empty(images.shape, dtype), casting="unsafe")
     return images.astype(dtype, copy=False)

@@ -147,8 +147,8 @@ def data_set(
     options, is_known = image_options, image_options.pixels is not None
     if not is_known:
         bands = 3 if images.shape[-1] == 1 else images.shape[-1]
-        found = PixelFormat(first.dtype, bands).with_range(options.value_range)
-        options = dataclasses.replace(options, pixels=found)
+        inferred = PixelFormat(first.dtype, bands).with_range(options.value_range)
+        options = dataclasses.replace(options, pixels=inferred)
     pixels = settle_range(first, options, is_known, inventory)
     mean, std = channel_moments(np.asarray(pixels.scale(images)))
     return DataSet(

@@ -38,10 +38,10 @@ def load(data_dir: str = "", image_options: ImageOptions | None = None) -> DataS
     parts = []
     for split in SPLITS:
         pairs = (f"{split}_images", f"x_{split}"), (f"{split}_labels", f"y_{split}")
-        found = [values.pop(name) for pair in pairs for name in pair if name in values]
-        if len(found) == 2:
-            parts.append(tuple(found))
-        elif found or split == "train":
+        given = [values.pop(name) for pair in pairs for name in pair if name in values]
+        if len(given) == 2:
+            parts.append(tuple(given))
+        elif given or split == "train":
             both = f"{split}_images and {split}_labels, or x_{split} and y_{split}"
             why = f"{both}, are not both in it; left are {[*values]}"
             raise DataError(f"{shown(data_dir)}: {why}")

@@ -37,9 +37,9 @@ def photo_options(
 
     For images in class folders these are their size and the number of epochs, for a
     training from trained weights (`fine_tuning`) or from scratch; and no changes of
-    colors for other images than 8-bit gray and colors. DataError if there is no data
-    set of a known kind, or a table rivals the class folders and the data set is not
-    named (`is_named`). ConfigError if there are several data sets.
+    colors for other images than 8-bit gray and colors. DataError if the folder
+    has no data set of a known kind, or its table rivals class folders and no data set
+    is named (`is_named`). ConfigError if there are several data sets.
     """
     if not os.path.isdir(os.path.expanduser(data_dir)):
         for container, row in CONTAINERS.items():

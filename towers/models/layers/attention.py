@@ -249,9 +249,9 @@ def head_by_head(*inputs: tf.Tensor, heads: int) -> tf.Tensor:
                 parts[0].append(tf.matmul(by_scores, k) * scale)
                 parts[1].append(tf.matmul(by_scores, q, transpose_a=True))
                 parts[2].append(tf.matmul(w, up, transpose_a=True))
-                for of_bias in parts[3:]:  # bfloat16 would lose most of a long sum
+                for bias_parts in parts[3:]:  # bfloat16 would lose most of a long sum
                     total = tf.reduce_sum(widened(by_scores), 0)
-                    of_bias.append(tf.cast(total, w.dtype))
+                    bias_parts.append(tf.cast(total, w.dtype))
             return [tf.concat(x, -1) for x in parts[:3]] + list(
                 map(tf.stack, parts[3:])
             )

@@ -131,7 +131,7 @@ def create_model(
 
     With `has_class_token` it is DeiT (arXiv:2012.12877) without distillation; else the
     head reads the mean of the patches, and positions are fixed. Pixels beyond the last
-    whole patch are not seen. With `initial_scale` layer scales end the branches, as in
+    whole patch are cut off. With `initial_scale` layer scales end the branches, as in
     DINOv2 (arXiv:2304.07193). Registers (arXiv:2309.16588) follow a class token; like
     it they have no position.
 
