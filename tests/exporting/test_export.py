@@ -16,6 +16,7 @@ import small_runs
 import tensorflow as tf
 from exported import PAGE, draw_odd_photos, programs, random_images, random_run
 from marks import slow
+from networks import KINDS
 from PIL import ExifTags, Image, ImageOps
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -24,7 +25,7 @@ from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small
 from tensorflow.lite.tools import flatbuffer_utils
 
 from towers import load_run
-from towers.config.choices import AUGMENTS, FAMILY, MODELS
+from towers.config.choices import AUGMENTS, MODELS
 from towers.data.files.image import read_image
 from towers.data.sets import synthetic
 from towers.errors import ConfigError, DataError, DoubtfulExport
@@ -46,8 +47,7 @@ from towers.models.zoo import vit
 from towers.pretrained import initial, torch_names
 from towers.training.train import train
 
-NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
-NETWORKS += ["keras:ResNet50", "keras:ConvNeXtTiny", "keras:MobileNetV3Small"]
+NETWORKS = [*KINDS, "keras:ResNet50", "keras:ConvNeXtTiny", "keras:MobileNetV3Small"]
 FAST_NETWORKS = ("cnn", "resnet20")
 
 

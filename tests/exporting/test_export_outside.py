@@ -16,9 +16,9 @@ from exported import (
     random_run,
     trained,
 )
+from networks import KINDS
 
 from towers import predict
-from towers.config.choices import FAMILY, MODELS
 from towers.exporting import comparison, writers
 from towers.exporting.formats import FORMATS
 from towers.exporting.stock import stock_network
@@ -30,10 +30,6 @@ pytestmark = pytest.mark.slow
 MAX_PROBABILITY_DIFFERENCE = 0.01
 
 RUNNABLE = [name for name, row in FORMATS.items() if row.has_network]
-
-# The first of each family.
-NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
-FAMILIES = {name.rstrip("0123456789"): name for name in reversed(NETWORKS)}
 
 
 def need(format):
@@ -53,7 +49,7 @@ def outside(script, folder, arguments):
 
 
 @pytest.mark.parametrize("format", RUNNABLE)
-@pytest.mark.parametrize("name", FAMILIES.values())
+@pytest.mark.parametrize("name", KINDS)
 def test_every_network_in_every_format(tmp_path, name, format):
     need(format)
     if "mobilenet" in name and format == "tflite":

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from exported import random_images, random_run
 from marks import slow
+from networks import KINDS
 
-from towers.config.choices import FAMILY, MODELS
 from towers.exporting import comparison
 from towers.exporting.stock import stock_network
 from towers.exporting.writers import write_keras
@@ -25,7 +25,7 @@ PROGRAMS = os.environ.get("TOWERS_TEST_KERAS", "").split()
 # Class -> arguments of its constructor in Keras 3.4.1.
 OLDEST = json.loads(pathlib.Path(__file__).with_name("keras_3_4_1.json").read_text())
 
-CASES = {name: (name, {}) for name in MODELS if not name.endswith(FAMILY)}
+CASES = {name: (name, {}) for name in KINDS}
 CASES["cnn"] = "cnn", {"augment": "tutorial"}
 CASES |= {
     f"{name}, {shape}": (name, {"image_shape": shape})

@@ -18,11 +18,12 @@ import tensorflow as tf
 from engines import oracle
 from keras.src.backend.common import global_state
 from marks import slow
+from networks import KINDS, NAMES
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
 from benchmarks.operations import flops_per_image
 from towers.config import Config, factories
-from towers.config.choices import FAMILY, MODELS, PRECISIONS
+from towers.config.choices import MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models.create import adapt, create_model, noise_shapes
 from towers.models.layers.blocks import Builder
@@ -83,28 +84,11 @@ PUBLISHED = {
 # Krizhevsky et al. 2012, section 5.
 BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
 
-# Those of the package; the others are in test_applications.
-OWN = [name for name in MODELS if not name.endswith(FAMILY)]
-# One network for each way of building them.
-DEEPER = [
-    *list(PUBLISHED)[1:5],
-    *"resnet18_imagenet resnet101 resnet152 wide_resnet_16_4".split(),
-    *"vit_small vit_base deit_small deit_base dinov3_base".split(),
-    *"dinov2_base dinov2_small_reg dinov2_base_reg".split(),
-    *(f"tf_efficientnet_lite{n}" for n in (1, 2, 4)),
-    *"efficientnet_lite0 tf_efficientnet_b0 tf_mobilenet_v3_small".split(),
-    *"mobilenet_v3_large tf_mobilenet_v3_large mobilenet_v4_conv_medium".split(),
-    *"tiny_vit_11m tiny_vit_21m".split(),
-    *(f"convnext_{size}" for size in "femto pico nano tiny small".split()),
-    *(f"convnextv2_{size}" for size in "femto pico nano tiny".split()),
-]
-FAMILIES = [name for name in OWN if name not in DEEPER]
-
 # Networks with more layers are in the slow suite.
 FEW_LAYERS = ("cnn", "lenet", "alexnet", "resnet20", "vgg", "speedrun")
-is_small = [x.startswith(FEW_LAYERS) and x != "speedrun_deep" for x in FAMILIES]
+is_small = [x.startswith(FEW_LAYERS) for x in KINDS]
 each_family = pytest.mark.parametrize(
-    "name", [x if y else slow(x) for x, y in zip(FAMILIES, is_small, strict=True)]
+    "name", [x if y else slow(x) for x, y in zip(KINDS, is_small, strict=True)]
 )
 
 SPEEDRUNS = ("speedrun", "speedrun_deep")
@@ -158,7 +142,7 @@ def arrays(model):
 
 
 def test_every_network_is_in_the_table():
-    assert {name for name, *_ in TABLE} == set(OWN)
+    assert {name for name, *_ in TABLE} == set(NAMES)
 
 
 def params_of(name):
@@ -168,7 +152,7 @@ def params_of(name):
 
 
 def test_the_list_of_networks_has_their_parameters():
-    assert {x: MODELS[x].num_params for x in OWN} == {x: params_of(x) for x in OWN}
+    assert {x: MODELS[x].num_params for x in NAMES} == {x: params_of(x) for x in NAMES}
 
 
 SMALL_IMAGES = {key: row for key, row in TABLE.items() if key[2] != 1000}
@@ -176,7 +160,11 @@ SMALL_IMAGES = {key: row for key, row in TABLE.items() if key[2] != 1000}
 
 @pytest.mark.parametrize(
     "names,table",
-    [(FAMILIES, SMALL_IMAGES), slow(FAMILIES, TABLE), slow(DEEPER, TABLE)],
+    [
+        (KINDS, SMALL_IMAGES),
+        slow(KINDS, TABLE),
+        slow({*NAMES} - {*KINDS}, TABLE),
+    ],
 )
 def test_parameters_operations_and_shapes(names, table):
     for (name, image_shape, num_classes), expected in table.items():
@@ -648,7 +636,7 @@ def small_batches(network, num_steps, batch_size):
 def test_every_family_is_in_the_oracles_words():
     families = [
         {name.partition("_")[0].rstrip("0123456789") for name in names}
-        for names in (SMALL, OWN)
+        for names in (SMALL, NAMES)
     ]
     assert families[0] == families[1]
 

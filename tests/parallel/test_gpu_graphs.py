@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import traced
 from marks import slow
+from networks import KINDS
 
 from benchmarks import proofs
 from benchmarks.graphs import optimized, placement
@@ -36,18 +37,9 @@ STRATEGIES = {
     "model_parallel": {"strategy": "model_parallel", "group_size": 2},
 }
 
-FAST = [("speedrun", "bfloat16")]
-
-
-def networks_and_precisions():
-    for model in choices.MODELS:
-        if model.endswith(choices.FAMILY):
-            continue
-        for precision in choices.PRECISIONS:
-            if (model, precision) in FAST:
-                yield pytest.param((model, precision), id=f"{model}-{precision}")
-            else:
-                yield slow((model, precision), id=f"{model}-{precision}")
+CASES = [(name, "bfloat16") for name in KINDS]
+for name in ("cnn", "resnet20", "convnext_atto", "vit_tiny"):
+    CASES += [(name, "float32"), (name, "float16")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +55,7 @@ class Network:
 
 
 # Module scope: the tests of a network follow each other, and then it is freed.
-@pytest.fixture(scope="module", params=list(networks_and_precisions()))
+@pytest.fixture(scope="module", params=[CASES[-1], *(slow(x) for x in CASES[:-1])])
 def network(request):
     model, precision = request.param
     trained = traced.on_gpus(

@@ -9,13 +9,14 @@ import pytest
 import tensorflow as tf
 import traced
 from engines.pairs import pairwise
+from networks import KINDS
 
 from benchmarks.graphs import placement
 from towers.config import Config, choices
 from towers.errors import ConfigError
 
 # Sizes of the slow suite.
-CASES_AT_ONCE, MAX_CASES = 10, 180
+CASES_AT_ONCE, MAX_CASES = 10, 120
 
 IMAGES = tf.TensorSpec([4, 3], tf.uint8)
 
@@ -90,10 +91,9 @@ PLACES = {
     "replicated": {"all_reduce": "ring"},
     "model_parallel": {"group_size": 2, "num_towers": 4},
 }
-MODELS = [x for x in choices.MODELS if not x.endswith(choices.FAMILY)]
 AXES = {
     "strategy": list(PLACES),
-    "model": ["lenet", *(x for x in MODELS if x != "lenet")],
+    "model": ["lenet", *(x for x in KINDS if x != "lenet")],
     "precision": list(choices.PRECISIONS),
     "input": ["stream", "resident"],
     "accumulate_steps": [1, 2],

@@ -10,6 +10,7 @@ import tensorflow as tf
 from engines.oracle import layer
 from keras import layers
 
+from towers.config.choices import FAMILY, MODELS
 from towers.data.streams import without_tuning
 from towers.models.create import create_model, noise_shapes
 from towers.models.layers.core import Dropout
@@ -20,6 +21,24 @@ from towers.models.layers.normalization import (
 from towers.models.variables import build_network, keras_settings
 from towers.parallel.copies import Initial, NetworkLayout, Values
 from towers.parallel.loop import Streams
+
+# Those of the package; the networks of Keras are in test_applications.
+NAMES = [name for name in MODELS if not name.endswith(FAMILY)]
+
+
+def _kind(name):
+    """Return the function that builds a network, and its options but sizes."""
+    options = MODELS[name].options
+    kinds = frozenset(options) - {"name", "depth", "blocks", "deeper", "wider"}
+    has_bottlenecks = options.get("has_bottlenecks", True)
+    return MODELS[name].target, kinds, has_bottlenecks, options.get("columns")
+
+
+# The smallest network of each kind: larger ones have the same layers.
+KINDS = [
+    min((x for x in NAMES if _kind(x) == kind), key=lambda x: MODELS[x].num_params)
+    for kind in dict.fromkeys(map(_kind, NAMES))
+]
 
 IMAGE_SHAPE = (8, 8, 3)
 NUM_CLASSES = 5
