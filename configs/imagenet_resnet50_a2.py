@@ -5,7 +5,7 @@
 For a machine with GPUs. DATA is the folder in which tensorflow-datasets has prepared
 imagenet2012; a folder of images in train/CLASS and test/CLASS instead:
 --dataset=image_folder --data_dir=ROOT.
-Published: 0.798 in 300 epochs (Wightman et al. 2021, arXiv:2110.00476, table 2). There
+Published: 0.798 in 300 epochs (Wightman et al. 2021, arXiv:2110.00476). There
 the magnitude of RandAugment varies with a standard deviation of 0.5 and each of its
 operations is left out at random half of the time. Not measured here.
 """
