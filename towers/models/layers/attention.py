@@ -132,7 +132,7 @@ def rotated(inputs: Sequence, angles, heads: int) -> list:
     queries, keys, values = inputs
     _, tokens, channels = queries.shape
     wide = keras.backend.result_type(queries.dtype, "float32")
-    angles = ops.cast(angles, wide)[..., None, :]  # of all heads
+    angles = ops.convert_to_tensor(angles, wide)[..., None, :]  # of all heads
     cos, sin = ops.cos(angles), ops.sin(angles)
 
     def rotate(x):
