@@ -38,7 +38,7 @@ def check_together(config: "Config") -> None:
     parse_standardization(config.standardize)
     parse_value_range(config.value_range)
     for names, reason in _contradictions(config):
-        values = [f"{name}={getattr(config, name)}" for name in names]
+        values = [f"{name}={getattr(config, name)}" for name in names.split()]
         raise ConfigError(f"{' with '.join(values)}: {reason}")
 
 
@@ -69,109 +69,102 @@ def _read_evaluations(config):
     return [name for name, is_needed in needs.items() if is_needed]
 
 
-def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
+def _contradictions(config: "Config") -> Iterator[tuple[str, str]]:
     """Yield names of options that contradict each other, and why, with the way out."""
     lists, strategy = config.lists, config.choice_of("strategy")
+    optimizer, model = config.choice_of("optimizer"), config.choice_of("model")
     if config.validation_fold:
         numbers = re.fullmatch(r"(\d{1,6})/([1-9]\d{0,5})", config.validation_fold)
         if not numbers or int(numbers[1]) >= int(numbers[2]) or numbers[2] == "1":
-            yield ("validation_fold",), "expected FOLD/FOLDS, such as 0/5 to 4/5"
+            yield "validation_fold", "expected FOLD/FOLDS, such as 0/5 to 4/5"
         if config.validation_fraction:
-            why = "both hold out images; drop one of the two"
-            yield ("validation_fold", "validation_fraction"), why
+            yield "validation_fold validation_fraction", "drop one of the two"
     if config.optimizer == "nesterov" and config.momentum == 0:
-        why = "it needs a momentum; set --momentum=0.9 or --optimizer=sgd"
-        yield ("optimizer", "momentum"), why
-    if config.choice_of("optimizer").whole_parameters and strategy.sharded:
-        why = "no device holds the whole kernels that its steps need; change one"
-        yield ("optimizer", "strategy"), why
+        yield "optimizer momentum", "set --momentum=0.9 or --optimizer=sgd"
+    if optimizer.whole_parameters and strategy.sharded:
+        yield "optimizer strategy", "no device holds whole kernels; change one of them"
     for name in lists["optimizer_options"].keys() & config.options_of("optimizer"):
-        yield ("optimizer_options",), f"{name} has a flag of its own; set --{name}"
+        yield "optimizer_options", f"{name} has a flag of its own; set --{name}"
     if config.schedule == "piecewise" and not lists["epoch_factors"]:
-        why = "it needs factors; set --epoch_factors, such as 30:0.1,60:0.01"
-        yield ("schedule", "epoch_factors"), why
+        yield "schedule epoch_factors", "set --epoch_factors, such as 30:0.1,60:0.01"
     if config.warmup_epochs > config.num_epochs:
-        why = "the warm-up is longer than the run; lower the one or raise the other"
-        yield ("warmup_epochs", "num_epochs"), why
+        yield "warmup_epochs num_epochs", "the warm-up is longer than the run"
     for name in ("warmup_epochs", "all_reduce_pack_mb"):
         if -1 < getattr(config, name) < 0:
-            yield (name,), "must be -1 or at least 0"
-
+            yield name, "must be -1 or at least 0"
     for name in _read_evaluations(config):
         if not config.eval_every_epochs:
-            why = "it goes by evaluations; set --eval_every_epochs=1"
-            yield (name, "eval_every_epochs"), why
+            yield f"{name} eval_every_epochs", "set --eval_every_epochs=1"
     by_accuracy = config.choice_of("schedule").by_accuracy
     if by_accuracy and 0 < config.patience <= config.plateau_patience:
         why = "the run ends before a lower rate could help; raise --patience"
-        yield ("patience", "plateau_patience"), why
+        yield "patience plateau_patience", why
 
     # Devices.
     group_size = config.devices_per_network
     if config.num_towers > config.batch_size * group_size:
         why = "every tower, or group, needs an image; raise the one or lower the other"
-        yield ("batch_size", "num_towers"), why
+        yield "batch_size num_towers", why
     if config.num_towers % group_size:
         why = "the groups do not divide the towers; set --num_towers to a multiple of "
-        yield ("num_towers", "group_size"), f"{why}{group_size}"
+        yield "num_towers group_size", f"{why}{group_size}"
     if config.device == "cpu" and config.parameter_device == "gpu":
         why = "towers on the CPU have no variables on a GPU; drop one of the two"
-        yield ("parameter_device", "device"), why
+        yield "parameter_device device", why
     if config.compile == "xla":
         why = "the compiled part must not cross devices; drop one of the two"
         if strategy.sharded:
-            yield ("compile", "strategy"), why
+            yield "compile strategy", why
         if config.batch_norm == "sync":
-            yield ("compile", "batch_norm"), why
+            yield "compile batch_norm", why
 
     # Images.
     num_pixels = math.prod(height_and_width(config.image_size))
     if num_pixels > config.max_image_pixels:
         why = f"the images have {num_pixels:,} pixels; lower the one or raise the other"
-        yield ("image_size", "max_image_pixels"), why
+        yield "image_size max_image_pixels", why
     if 0 < config.center_crop < 1 and not config.image_size:
         why = "images that keep their size are not cropped; set --image_size=N"
-        yield ("center_crop", "image_size"), why
+        yield "center_crop image_size", why
     if config.fit in ("pad", "stretch") and config.center_crop not in (0, 1):
         why = "the center crop cuts off what the fit keeps; drop one of the two"
-        yield ("fit", "center_crop"), why
-    model = config.choice_of("model")
-    is_known = model.has_standardization or model.pretrained
-    if config.init_from == IMAGENET and not is_known:
+        yield "fit center_crop", why
+    if config.init_from == IMAGENET and not (
+        model.has_standardization or model.pretrained
+    ):
         why = "no trained weights of this network are known; give a file or a run, or "
-        yield ("init_from", "model"), f"{why}--model=tf_efficientnet_lite0, keras:NAME"
+        yield "init_from model", f"{why}--model=tf_efficientnet_lite0, keras:NAME"
     if config.choice_of("augment").standardizes_images:
-        why = "--augment standardizes each image by itself, the other option "
-        way = "; choose another --augment, such as pad_crop_flip"
+        why = "--augment standardizes each image by itself; set --augment=pad_crop_flip"
         if model.has_standardization:
-            yield ("augment", "model"), f"{why}needs its own mean and std{way}"
+            yield "augment model", why
         if config.standardize not in ("auto", "data"):
-            yield ("augment", "standardize"), f"{why}would do so once more{way}"
+            yield "augment standardize", why
         if config.policy != "none":
-            yield ("augment", "policy"), f"{why}needs pixel values{way}"
+            yield "augment policy", why
     if config.repeats > config.images_per_step:
         why = f"a step has {config.images_per_step} images; lower --repeats"
-        yield ("repeats", "batch_size"), why
+        yield "repeats batch_size", why
 
     if not strategy.asynchronous:
         return
     way = "or choose a synchronous strategy"
     if config.accumulate_steps > 1:
         why = "each tower applies its gradients at once; raise --batch_size"
-        yield ("accumulate_steps", "strategy"), f"{why} {way}"
+        yield "accumulate_steps strategy", f"{why} {way}"
     if config.batch_norm == "sync":
         why = "its towers do not share moments; set --batch_norm=local"
-        yield ("batch_norm", "strategy"), f"{why} {way}"
+        yield "batch_norm strategy", f"{why} {way}"
     if config.precision == "float16":
-        why = "its towers cannot skip a step together if one overflows; set "
-        yield ("precision", "strategy"), f"{why}--precision=bfloat16 {way}"
+        why = "its towers cannot skip a step together; set --precision=bfloat16"
+        yield "precision strategy", f"{why} {way}"
     if config.input == "resident":
         why = "its towers draw their shares from one stream; set --input=stream"
-        yield ("input", "strategy"), f"{why} {way}"
-    if config.async_scale_gradients and config.choice_of("optimizer").scale_free:
+        yield "input strategy", f"{why} {way}"
+    if config.async_scale_gradients and optimizer.scale_free:
         why = "its steps are as long, however long the gradients are; set "
         way = "--noasync_scale_gradients, and --learning_rate for an update per tower"
-        yield ("optimizer", "async_scale_gradients"), why + way
+        yield "optimizer async_scale_gradients", why + way
 
 
 def ignored_options(config: "Config") -> list[str]:

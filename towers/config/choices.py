@@ -162,34 +162,19 @@ SCHEDULES = {
 }
 
 STRATEGIES = {
-    "auto": Choice(
-        "replicated on several GPUs, otherwise towers",
-        target="parallel.strategies.auto:auto",
-    ),
-    "towers": Choice(
-        "one set of variables, which all towers fetch",
-        target="parallel.strategies.towers:towers",
-    ),
+    "auto": Choice("replicated on several GPUs, otherwise towers"),
+    "towers": Choice("one set of variables, which all towers fetch"),
     "async_towers": Choice(
         "the same variables, updated by each tower at once",
         target="towers",
         asynchronous=True,
         trainer_options=("async_scale_gradients", "max_staleness"),
     ),
-    "replicated": Choice(
-        "a copy per device, gradients all-reduced",
-        target="parallel.strategies.replicated:replicated",
-    ),
+    "replicated": Choice("a copy per device, gradients all-reduced"),
     "multi_worker": Choice(
-        "the same on several machines, one process or more on each",
-        target="parallel.strategies.multi_worker:multi_worker",
-        processes=True,
+        "the same on several machines, one process or more on each", processes=True
     ),
-    "model_parallel": Choice(
-        "channels split over a group of devices",
-        target="parallel.strategies.model_parallel:model_parallel",
-        sharded=True,
-    ),
+    "model_parallel": Choice("channels split over a group of devices", sharded=True),
 }
 
 # The choices of --best_by.

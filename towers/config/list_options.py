@@ -90,28 +90,11 @@ def _number(text):
 # Option -> (function that reads a part, minimum number of parts, description of a
 # valid part).
 LISTS: dict[str, tuple[Callable[..., Any], int, str]] = {
-    "crop_scale": (
-        _share,
-        2,
-        "a share of the area, first the least, then the most, such as 0.35,1",
-    ),
-    "early_sizes": (
-        _early_size,
-        0,
-        "pixels and the part of the run, below 1, that ends with them, both growing, "
-        "such as 16:0.2,24:0.5",
-    ),
-    "epoch_factors": (
-        _epoch_factor,
-        0,
-        "an epoch after those before, and a factor, such as 30:0.1",
-    ),
+    "crop_scale": (_share, 2, "fractions, the smaller one first, such as 0.35,1"),
+    "early_sizes": (_early_size, 0, "SIZE:UNTIL, both growing, such as 16:0.2,24:0.5"),
+    "epoch_factors": (_epoch_factor, 0, "a later EPOCH:FACTOR, such as 30:0.1"),
     "freeze": (_pattern, 0, "a pattern, such as stem*"),
-    "optimizer_options": (
-        _hyperparameter,
-        0,
-        "a hyperparameter that comes once, and a number, such as beta3:0.99",
-    ),
+    "optimizer_options": (_hyperparameter, 0, "another NAME:NUMBER, such as beta3:0.9"),
     "rand_augment": (
         _rand_augment,
         2,
@@ -120,7 +103,7 @@ LISTS: dict[str, tuple[Callable[..., Any], int, str]] = {
     "param_rates": (
         _param_rate,
         0,
-        "a pattern, a factor and, if that is not 0, a number of epochs above 0, such "
+        "PATTERN:FACTOR, or PATTERN:FACTOR:EPOCHS of a factor and epochs above 0, such "
         "as */bias:2 or stem/kernel:0.1:3",
     ),
 }
