@@ -67,9 +67,7 @@ class Config:
     # Data set, input and augmentation.
     dataset: str = option("cifar10", "Data set.", table="dataset")
     data_dir: str = dataset_option(
-        "",
-        "Folder of the data set; if empty, data/ and TFDS' folder are searched.",
-        resumable=True,
+        "", "Folder of the data set; default: data/, or TFDS' folder.", resumable=True
     )
     columns: str = dataset_option(
         "",
@@ -216,17 +214,13 @@ class Config:
     )
     augment: str = option("auto", "Augmentation.", table="augment")
     crop_scale: str = option(
-        "0.08,1",
-        "Area of the crops of random_resized_crop and rand_augment, as fractions.",
-        read_by="augment",
+        "0.08,1", "Area of crops of random size, as fractions.", read_by="augment"
     )
     policy: str = option(
         "none", "Augmentation policy, applied after --augment.", table="policy"
     )
     rand_augment: str = option(
-        "2,9",
-        "Operations of --policy=rand_augment, and their magnitude (0 to 30).",
-        read_by="policy",
+        "2,9", "Operations of rand_augment, their magnitude (0-30).", read_by="policy"
     )
     color_jitter: float = option(
         0.0,
@@ -316,9 +310,7 @@ class Config:
         0.6, "Momentum of the convolutions with muon.", BELOW_1
     )
     trust_coefficient: float = optimizer_option(
-        0.001,
-        "Trust coefficient of lars: update norm over kernel norm at rate 1.",
-        POSITIVE,
+        0.001, "Trust coefficient of lars: update over kernel norm at rate 1.", POSITIVE
     )
     optimizer_options: str = option(
         "", "Further hyperparameters of the optimizer, such as 'beta3:0.99,warm:5'."
@@ -397,8 +389,7 @@ class Config:
         350.0, "Length of a stair of the exponential schedules, in epochs.", POSITIVE
     )
     epoch_factors: str = schedule_option(
-        "",
-        "With piecewise: epochs, and the factor from each on, such as 30:0.1,60:0.01.",
+        "", "Epochs and the factors of piecewise from each on, such as 30:0.1,60:0.01."
     )
     min_rate_factor: float = schedule_option(
         0.0, "Final rate of the cosine schedule, as a fraction of the initial.", BELOW_1
@@ -480,8 +471,7 @@ class Config:
         resumable=True,
     )
     device_order: str = resumable_option(
-        "",
-        "Order of devices, such as 0,1,4,5: neighbors form a group; empty: driver's.",
+        "", "Order of devices, such as 0,1,4,5: neighbors form a group."
     )
     device_memory_mb: float = resumable_option(
         0.0,

@@ -8,6 +8,8 @@ from typing import Any
 from towers.config.preprocessing import Preprocessing
 from towers.config.rows import Choice
 
+_HALF = (0.5,) * 3  # mean or standard deviation of pixels scaled to -1..1
+
 
 def _network(
     help: str,
@@ -23,13 +25,17 @@ def _network(
     return Choice(help, options, target, pretrained=pretrained, num_params=num_params)
 
 
-def _resnet(help, num_params, depth, blocks, **options):
+def _resnet(name, depth, num_params, blocks):
     """Return a ResNet of torchvision, with bottlenecks from 50 layers on."""
-    if depth < 50:
-        options["has_bottlenecks"] = False
     weights = Preprocessing(interpolation="bilinear", timm=f"resnet{depth}.tv_in1k")
-    module, options["blocks"] = "resnet:create_imagenet_resnet", blocks
+    options = {"name": name, "blocks": blocks, "has_bottlenecks": depth >= 50}
+    module, help = "resnet:create_imagenet_resnet", f"{depth} layers, for large images"
     return _network(help, module, num_params, weights, **options)
+
+
+def _cifar_resnet(depth, num_params):
+    help, module = f"CIFAR ResNet, {depth} layers", "resnet:create_cifar_resnet"
+    return _network(help, module, num_params, depth=depth)
 
 
 def _efficientnet(timm, help, num_params, scales=None, **preprocessing):
@@ -67,8 +73,8 @@ def _mobilenet(size, num_params, tag=""):
     weights = Preprocessing(timm=f"{timm}_{size}_100.{tag}")
     if not tag:
         options |= {"name": f"tf_{options['name']}", "as_tensorflow": True}
-        timm, half = f"tf_{timm}_{size}_100.in1k", (0.5,) * 3
-        weights = Preprocessing(half, half, interpolation="bilinear", timm=timm)
+        timm = f"tf_{timm}_{size}_100.in1k"
+        weights = Preprocessing(_HALF, _HALF, interpolation="bilinear", timm=timm)
     help = f"MobileNetV3, {size}, as trained with {'PyTorch' if tag else 'TensorFlow'}"
     return _network(help, "mobilenet_v3", num_params, weights, **options)
 
@@ -118,10 +124,8 @@ def _dino(name, heads, num_params):
 def _vit(name, heads, num_params):
     """Return a ViT; DeiT has a class token, learned positions, published weights."""
     options = {"name": name, "channels": 64 * heads, "depth": 12, "heads": heads}
-    help, weights = (
-        f"ViT, {heads} heads, patches of 16x16 (below 128x128: of 4x4)",
-        None,
-    )
+    help = f"ViT, {heads} heads, patches of 16x16 (below 128x128: of 4x4)"
+    weights = None
     if name.startswith("deit"):
         help = f"DeiT, {heads} heads, a class token and learned positions"
         options["has_class_token"] = True
@@ -139,31 +143,21 @@ MODELS = {
     "resnet18": _network(
         "18 layers, stem for small images", "resnet:create_resnet18", 11_173_962
     ),
-    "resnet18_imagenet": _resnet(
-        "18 layers, for large images",
-        11_181_642,
-        18,
-        (2, 2, 2, 2),
-        name="resnet18_imagenet",
-    ),
-    "resnet50": _resnet(
-        "50 layers with bottlenecks, for large images", 23_528_522, 50, (3, 4, 6, 3)
-    ),
-    "resnet34": _resnet("34 layers", 21_289_802, 34, (3, 4, 6, 3)),
-    "resnet101": _resnet("101 layers", 42_520_650, 101, (3, 4, 23, 3)),
-    "resnet152": _resnet("152 layers", 58_164_298, 152, (3, 8, 36, 3)),
     **{
-        f"resnet{depth}": _network(
-            f"CIFAR ResNet, {depth} layers",
-            "resnet:create_cifar_resnet",
-            num_params,
-            depth=depth,
-        )
-        for depth, num_params in (
-            *((20, 269_722), (32, 464_154), (44, 658_586), (56, 853_018)),
-            (110, 1_727_962),
+        row[0]: _resnet(*row)
+        for row in (
+            ("resnet18_imagenet", 18, 11_181_642, (2, 2, 2, 2)),
+            ("resnet34", 34, 21_289_802, (3, 4, 6, 3)),
+            ("resnet50", 50, 23_528_522, (3, 4, 6, 3)),
+            ("resnet101", 101, 42_520_650, (3, 4, 23, 3)),
+            ("resnet152", 152, 58_164_298, (3, 8, 36, 3)),
         )
     },
+    "resnet20": _cifar_resnet(20, 269_722),
+    "resnet32": _cifar_resnet(32, 464_154),
+    "resnet44": _cifar_resnet(44, 658_586),
+    "resnet56": _cifar_resnet(56, 853_018),
+    "resnet110": _cifar_resnet(110, 1_727_962),
     "wide_resnet_28_10": _network(
         "WRN-28-10", "wide_resnet", 36_479_194, depth=28, widening=10
     ),
@@ -181,9 +175,7 @@ MODELS = {
         "bit",
         23_520_842,
         Preprocessing(
-            *((0.5,) * 3, (0.5,) * 3),
-            interpolation="bilinear",
-            timm="resnetv2_50x1_bit.goog_in21k",
+            _HALF, _HALF, 224, "bilinear", timm="resnetv2_50x1_bit.goog_in21k"
         ),
         depths=(3, 4, 6, 3),
     ),
