@@ -50,20 +50,27 @@ def identical_images(
             contents = map(_files, sources, chosen)
         else:
             contents = map(_pixels, sources)
-        keys, other_keys = (_digests(x, end) for x in contents)
+        keys, other_keys = (
+            {i: hashlib.blake2b(x, digest_size=16).digest() for i, x in _until(end, y)}
+            for y in contents
+        )
     except (OSError, ValueError):  # a TimeoutError is an OSError
         return []
     first = {key: index for index, key in reversed(keys.items())}
     return [(i, first[key]) for i, key in other_keys.items() if key in first]
 
 
-def _sizes(source, end):
-    sizes = {}
-    for index in range(source.num_examples):
-        sizes[index] = os.path.getsize(location_of(source, index))
+def _until(end, values):
+    """Yield values; TimeoutError once the clock is past `end`."""
+    for value in values:
+        yield value
         if time.monotonic() > end:
             raise TimeoutError
-    return sizes
+
+
+def _sizes(source, end):
+    indices = _until(end, range(source.num_examples))
+    return {i: os.path.getsize(location_of(source, i)) for i in indices}
 
 
 def _files(source, indices):
@@ -75,13 +82,3 @@ def _files(source, indices):
 def _pixels(source):
     batches = read_in_batches(source, _CHUNK)
     return enumerate(bytes(image) for images, _ in batches for image in images)
-
-
-def _digests(contents, end):
-    """Return index -> digest; TimeoutError once the clock is past `end`."""
-    digests = {}
-    for index, content in contents:
-        digests[index] = hashlib.blake2b(content, digest_size=16).digest()
-        if time.monotonic() > end:
-            raise TimeoutError
-    return digests
