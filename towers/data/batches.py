@@ -42,32 +42,25 @@ NUM_ADAPT_IMAGES = 5000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainBatches:
-    """The batches of a training run.
-
-    Attributes:
-        source: the training examples.
-        augment: the augmentation of their images.
-        seed: of the order and of all random numbers.
-        images_per_step: images of one step over all towers, G.
-        noise_shapes: name of the noise of a dropout layer -> its shape for one image.
-        mix: mixes the images of a step, all G of them, and their labels.
-        share: which images of every (micro-)batch are made here; None for all.
-        order: (seed, epoch) -> the order of an epoch, int64 [num_examples], in which
-            examples may be repeated; by default each comes once.
-        repeats: how often an example occurs in a step, R: repeated augmentation
-            (Hoffer et al. 2020, "Augment your batch", arXiv:1901.09335).
-    """
+    """The batches of a training run."""
 
     source: Source
     augment: Augment
-    seed: int
-    images_per_step: int
+    seed: int  # of the order and of all random numbers
+    images_per_step: int  # images of one step over all towers, G
+    # Name of the noise of a dropout layer -> its shape for one image.
     noise_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(
         default_factory=dict
     )
-    mix: Mix | None = None
-    share: Share | None = None
+    mix: Mix | None = (
+        None  # mixes the images of a step, all G of them, and their labels
+    )
+    share: Share | None = None  # images of every (micro-)batch made here; None for all
+    # (seed, epoch) -> the order of an epoch, int64 [num_examples]; None for orders in
+    # which each example comes once.
     order: Callable[[int, tf.Tensor], tf.Tensor] | None = None
+    # How often an example occurs in a step, R: repeated augmentation (Hoffer et al.
+    # 2020, "Augment your batch", arXiv:1901.09335).
     repeats: int = 1
 
     def __call__(self, step: tf.Tensor, indices: tf.Tensor | None = None) -> Batch:

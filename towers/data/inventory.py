@@ -23,17 +23,14 @@ class Inventory:
 
     Every reader fills one; the start banner, `--dry_run`, `python -m towers.check` and
     `dataset_info.json` print it.
-
-    Attributes:
-        splits: "training", "validation" or "test" -> the origin of its images.
-        inferred: heading such as "columns" -> what was concluded from the data.
-        unused: kind, a plural noun such as "folders next to train/" -> number of
-            things of this kind that are not used.
-        names: kind -> the first MAX_NAMES of them, of columns MAX_COLUMNS.
     """
 
+    # "training", "validation" or "test" -> the origin of its images.
     splits: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Heading such as "columns" -> what was concluded from the data.
     inferred: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Kind, a plural noun such as "other files" -> number of things that are not used,
+    # and the first MAX_NAMES of them, of columns MAX_COLUMNS.
     unused: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     names: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 

@@ -15,20 +15,14 @@ PERCENTILES = 0.1, 99.9
 
 @dataclasses.dataclass(frozen=True)
 class PixelFormat:
-    """Format of the pixels of a data set.
+    """Format of the pixels of a data set."""
 
-    Attributes:
-        dtype: "uint8", "uint16" or "float32".
-        bands: Number of channels; 3 of colors and of gray.
-        low, high: Values that become 0 and 255, of all channels or of each.
-        windows: Whether gray levels are mapped by the windows of DICOM files.
-    """
-
-    dtype: str = "uint8"
-    bands: int = 3
+    dtype: str = "uint8"  # or "uint16", or "float32"
+    bands: int = 3  # number of channels; 3 of colors and of gray
+    # Values that become 0 and 255, of all channels or of each.
     low: tuple[float, ...] = (0.0,)
     high: tuple[float, ...] = (255.0,)
-    windows: bool = True
+    windows: bool = True  # whether the windows of DICOM files map gray levels
 
     @classmethod
     def from_values(cls, values: Any) -> "PixelFormat":

@@ -119,20 +119,15 @@ def _fractions(bits):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draw:
-    """The random numbers of one step, uniform in [0, 1).
-
-    Attributes:
-        indices: int64 [n], the examples of the images.
-        views: int64 [n], a number that differs whenever an example comes again: its
-            epoch, or another one with repeats or for draws with replacement.
-        rows: the images of the step, see `Share.rows`; None for all.
-    """
+    """The random numbers of one step, uniform in [0, 1)."""
 
     seed: int
     step: tf.Tensor
-    indices: tf.Tensor
+    indices: tf.Tensor  # int64 [n], the examples of the images
+    # int64 [n], a number that differs whenever an example comes again: its epoch, or
+    # another one with repeats or for draws with replacement.
     views: tf.Tensor
-    rows: Sequence[range] | None = None
+    rows: Sequence[range] | None = None  # see `Share.rows`; None for all images
 
     def __call__(self, purpose: str, shape: Sequence[int]) -> tf.Tensor:
         """Return float32 of the shape [images, ...]; new in each step."""

@@ -93,22 +93,14 @@ JITTERED = "brightness", "contrast", "color"
 
 @dataclasses.dataclass(frozen=True)
 class Magnitudes:
-    """Values of operations at magnitudes from 0 to `most`.
-
-    Attributes:
-        shear: pixels a pixel.
-        translation: pixels of the side -> pixels.
-        degrees: of a rotation.
-        enhancement: difference from a factor of 1.
-        bits: that posterize loses.
-    """
+    """Values of operations at magnitudes from 0 to `most`."""
 
     most: int
-    shear: float
-    translation: Callable[[int], float]
-    degrees: float
-    enhancement: float
-    bits: int
+    shear: float  # pixels a pixel
+    translation: Callable[[int], float]  # pixels of the side -> pixels
+    degrees: float  # of a rotation
+    enhancement: float  # difference from a factor of 1
+    bits: int  # that posterize loses
 
     def value(
         self, name: str, magnitude: int, sign: int, height: int, width: int

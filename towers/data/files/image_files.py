@@ -75,38 +75,24 @@ class Survey:
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """Options for reading image files.
+    """Options for reading image files."""
 
-    Attributes:
-        image_size: pixels of height and width to resize to, or HEIGHTxWIDTH; 0 keeps a
-            common stored size, see `samples.settle_format`.
-        image_cache_mb: megabytes of decoded images in memory.
-        max_image_pixels: maximum number of pixels of an image.
-        survey: records faults and sizes; a faulty image is black with label -1. Without
-            a survey the first fault is raised.
-        bad_images: "stop" raises the first fault; "skip" reads all images at the start
-            and leaves faulty ones out.
-        center_crop: fraction of the middle part that is resized; 0 is 1.
-        interpolation: filter of the resize, see `image.FILTERS`.
-        fit: "crop", "pad" or "stretch", see `image.read_image`; "auto" is "crop".
-        value_range: "auto", "dtype" or LOW:HIGH, see `PixelFormat`.
-        pixels: format to read; None infers it, see `samples.settle_format`.
-        default_size: pixels of height and width if `image_size` is 0 and sizes differ.
-        shuffle_buffer_mb: megabytes of Parquet row groups, or of remote blocks,
-            kept for shuffling.
-    """
-
-    image_size: int | str = 0
-    image_cache_mb: float = 2000.0
+    image_size: int | str = 0  # pixels, or HEIGHTxWIDTH; 0 keeps a common stored size
+    image_cache_mb: float = 2000.0  # megabytes of decoded images in memory
     max_image_pixels: int = MAX_IMAGE_PIXELS
+    # Records faults and sizes; a faulty image is black with label -1. Without a survey
+    # the first fault is raised.
     survey: Survey | None = None
-    bad_images: str = "stop"
-    center_crop: float = 0.0
-    interpolation: str = "auto"
-    fit: str = "auto"
-    value_range: str = "auto"
-    pixels: PixelFormat | None = None
-    default_size: int = DEFAULT_IMAGE_SIZE
+    bad_images: str = (
+        "stop"  # "skip" reads all images first, and leaves faulty ones out
+    )
+    center_crop: float = 0.0  # fraction of the middle part that is resized; 0 is 1
+    interpolation: str = "auto"  # filter of the resize, see `image.FILTERS`
+    fit: str = "auto"  # "crop", "pad" or "stretch", see `image.read_image`
+    value_range: str = "auto"  # or "dtype", or LOW:HIGH, see `PixelFormat`
+    pixels: PixelFormat | None = None  # None infers it, see `samples.settle_format`
+    default_size: int = DEFAULT_IMAGE_SIZE  # if image_size is 0 and sizes differ
+    # Megabytes of Parquet row groups, or of remote blocks, kept for shuffling.
     shuffle_buffer_mb: float = 1000.0
 
     def with_survey(self) -> "ImageOptions":

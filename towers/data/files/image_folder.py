@@ -33,19 +33,13 @@ from towers.messages import shown
 
 @dataclasses.dataclass
 class Listing:
-    """Lister of the images in class folders.
-
-    Attributes:
-        class_level: as in `load`.
-        depth: number of folders that name a class, 0 until the first listing.
-        num_nested: number of images in folders inside class folders.
-    """
+    """Lister of the images in class folders."""
 
     survey: Survey | None
     inventory: Inventory = dataclasses.field(default_factory=Inventory)
-    class_level: int = 0
-    depth: int = 0
-    num_nested: int = 0
+    class_level: int = 0  # as in `load`
+    depth: int = 0  # number of folders that name a class; 0 until the first listing
+    num_nested: int = 0  # number of images in folders inside class folders
 
     def skip(self, entry: Entry) -> None:
         """Record an entry that is not used."""

@@ -75,7 +75,7 @@ def load(
 
 
 class Table(NamedTuple):
-    """Path, split, role -> column name, and class columns of a table."""
+    """A table, its columns by name."""
 
     path: str
     split: str
@@ -106,28 +106,17 @@ class Row:
 
 @dataclasses.dataclass
 class TableReader:
-    """Reader of the rows of tables and of the files that they name.
+    """Reader of the rows of tables and of the files that they name."""
 
-    Attributes:
-        columns: role -> name; other columns have their usual names.
-        image_dir: folder that paths start from, by default the folder of each table.
-        fold: training rows with this value in the column `fold` are for testing.
-        separator: text between several labels of an image; "" for none.
-        options: their survey takes rows without a file.
-        inventory: filled with what was used and inferred.
-        rows: rows of all tables.
-        unused: names of columns without a role.
-        names: split -> table and column that it comes from.
-    """
-
-    columns: Mapping[str, str]
-    image_dir: str
-    fold: int
-    separator: str
-    options: ImageOptions
-    inventory: Inventory
+    columns: Mapping[str, str]  # role -> name; others have their usual names
+    image_dir: str  # folder that paths start from, by default that of each table
+    fold: int  # training rows with this value in the column `fold` are for testing
+    separator: str  # text between several labels of an image; "" for none
+    options: ImageOptions  # their survey takes rows without a file
+    inventory: Inventory  # filled with what was used and inferred
     first: Table | None = None
-    rows: list[Row] = dataclasses.field(default_factory=list)
+    rows: list[Row] = dataclasses.field(default_factory=list)  # of all tables
+    # Names of columns without a role, and split -> table and column it comes from.
     unused: dict[str, None] = dataclasses.field(default_factory=dict)
     names: dict[str, str] = dataclasses.field(default_factory=dict)
 

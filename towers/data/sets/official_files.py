@@ -21,32 +21,24 @@ class RecordFile:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """One of the data sets.
+    """One of the data sets."""
 
-    Attributes:
-        title: for messages.
-        class_names: in the order of the labels.
-        image_shape: height, width, channels.
-        address: URL of the folder of the archives.
-        archives: path in --data_dir -> SHA-256; as tensorflow-datasets has them.
-        folders: in --data_dir, searched before the folder itself.
-        files: split -> file -> number of records, in the official order; for IDX files
-            the beginning of their names.
-        label_counts: label in a record -> number of its classes; the last one counts.
-        pickled: folder and archive of the pickled layout, which are never opened.
-        first_labels: of the training images, to tell data sets of IDX files apart,
-            whose files have the same names; empty for other files.
-    """
-
-    title: str
-    class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    address: str
+    title: str  # for messages
+    class_names: tuple[str, ...]  # in the order of the labels
+    image_shape: tuple[int, int, int]  # height, width, channels
+    address: str  # URL of the folder of the archives
+    # Path in --data_dir -> SHA-256; as tensorflow-datasets has them.
     archives: Mapping[str, str]
-    folders: tuple[str, ...]
+    folders: tuple[str, ...]  # in --data_dir, searched before the folder itself
+    # Split -> file, of IDX files the beginning of their names -> number of records, in
+    # the official order.
     files: Mapping[str, Mapping[str, int]]
+    # Label in a record -> number of its classes; the last one counts.
     label_counts: Mapping[str, int]
+    # Folder and archive of the pickled layout, which are never opened.
     pickled: tuple[str, ...] = ()
+    # Labels of the first training images, to tell data sets of IDX files apart, whose
+    # files have the same names; empty for other files.
     first_labels: tuple[int, ...] = ()
 
     def url(self, archive: str) -> str:
