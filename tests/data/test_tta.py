@@ -8,8 +8,8 @@ import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer
 
+from towers.config import factories
 from towers.config.choices import TTA
-from towers.data.augment.tta import create_tta
 from towers.models.variables import build_network
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.reduce import shares
@@ -38,7 +38,7 @@ def of_numpy(name, images):
 def test_transforms_are_those_of_numpy(name):
     images = np.random.default_rng(0).normal(size=(2, 5, 6, 3)).astype(np.float32)
     expected = of_numpy(name, images)
-    transforms = create_tta(name)
+    transforms = factories.create("tta", name)
     assert len(transforms) == len(expected) == (2 if name == "mirror" else 6)
     for (weight, transform), (wanted_weight, wanted) in zip(
         transforms, expected, strict=True
@@ -86,9 +86,8 @@ def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, opti
         batch["mask"] = np.ones(13, np.float32)
         batch["positions"] = 13 * number + np.arange(13)
     batches[1]["mask"][5:] = 0
-    trainer = create_trainer(
-        cls, network, Recipe(), batches, num_devices, tta=create_tta(name), **options
-    )
+    options = options | {"tta": factories.create("tta", name)}
+    trainer = create_trainer(cls, network, Recipe(), batches, num_devices, **options)
     lead_devices = trainer.devices[:: trainer.strategy.num_shards]
     feed = networks.feed_of(batches, shares(13, len(lead_devices)), lead_devices)
     counts = trainer.evaluate(feed, len(batches)).reported

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from towers.build.builder import Parts, build
 from towers.config import Config, factories
-from towers.data.augment.tta import create_tta
 from towers.data.batches import EvalBatches, TrainBatches
 from towers.data.classes import class_weights, logit_offsets
 from towers.data.resident import Resident
@@ -129,7 +128,7 @@ def create_trainer(
         has_rate_factor=config.choice_of("schedule").by_accuracy,
     )
     evaluations = EvaluationOptions(
-        tta=create_tta(config.tta),
+        tta=factories.create("tta", config.tta),
         keeps_logits=config.choice_of("best_by").is_in_a_file,
     )
     assembled = strategy, network, objective, parts.update, steps, evaluations, workers

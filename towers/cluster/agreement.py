@@ -80,9 +80,16 @@ def refuse_workers(cluster: Cluster | None, option: str) -> None:
 
 
 def join(
-    cluster: Cluster | None, devices: Devices, all_reduce: str, stuck_after_secs: float
+    cluster: Cluster | None,
+    devices: Devices,
+    options: Mapping[str, Any],
+    compares_rounding: bool,
 ) -> Workers:
-    """Start the server of this worker and wait for the others."""
+    """Start the server of this worker, and wait for the others, which must be alike.
+
+    `options` are the fields of Config. With `compares_rounding` each worker sums by
+    itself, and all must round alike.
+    """
     if cluster is None:
         return SINGLE_WORKER
     port = cluster.address.rpartition(":")[2]
@@ -91,32 +98,15 @@ def join(
         f"server listens on port {port} of all addresses of this machine, without a "
         "password and unencrypted; keep it in a private network"
     )
-    secs = HEARTBEAT_SECS
-    if stuck_after_secs:
-        secs = min(secs, stuck_after_secs / 2)
-    return connect(
+    secs = options["stuck_after_secs"] or START_SECS
+    workers = connect(
         cluster.addresses,
         cluster.index,
         num_gpus=len(devices.towers) if devices.kind == "GPU" else 0,
-        communication=all_reduce,
-        wait_secs=stuck_after_secs or START_SECS,
-        heartbeat_secs=secs,
+        communication=options["all_reduce"],
+        wait_secs=secs,
+        heartbeat_secs=min(HEARTBEAT_SECS, secs / 2),
     )
-
-
-def validate_machines(
-    workers: Workers,
-    devices: Devices,
-    options: Mapping[str, Any],
-    compares_rounding: bool,
-    init_from: str = "",
-) -> None:
-    """Raise ConfigError if workers differ in versions, devices or options.
-
-    With `compares_rounding` each worker sums by itself, and all must round alike.
-    """
-    if workers.size == 1:
-        return
     own: dict[str, Any] = {k: v for k, v in versions().items() if k != "python"}
     own["devices"] = f"{len(devices.towers)} {devices.kind}"
     if compares_rounding and devices.kind == "GPU":
@@ -124,8 +114,9 @@ def validate_machines(
     elif compares_rounding:
         own[f"threads ({_THREADS})"] = _num_threads()
         own["processor"] = processor_name()
-    shared = {k: v for k, v in options.items() if k not in OWN_OPTIONS}
-    validate_alike(workers, own | shared, init_from)
+    own |= {name: x for name, x in options.items() if name not in OWN_OPTIONS}
+    validate_alike(workers, own, options["init_from"])
+    return workers
 
 
 def _num_threads():

@@ -17,8 +17,7 @@ from towers.build.restored import (
     read_run,
     reported_weights,
 )
-from towers.config import Config
-from towers.data.augment.tta import create_tta
+from towers.config import Config, factories
 from towers.data.batches import hold_out
 from towers.data.files import image_folder
 from towers.data.files import paths as image_paths
@@ -70,7 +69,8 @@ class ImagePredictor:
         tta = "none" if features else config.tta
         if tta != config.tta:
             console.remark(f"tta={config.tta} is not used for features")
-        self._predictor = create_predictor(model, devices.towers, create_tta(tta))
+        transforms = factories.create("tta", tta)
+        self._predictor = create_predictor(model, devices.towers, transforms)
         name = "EMA" if weights is Weights.EMA else "raw"
         message = f"predicting with the {name} weights of step {run.step}"
         if tta != "none":

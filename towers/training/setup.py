@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from towers.build import assembly, builder
 from towers.build.restored import RestoredRun, read_run
-from towers.cluster.agreement import join, validate_data, validate_machines
+from towers.cluster.agreement import join, validate_data
 from towers.cluster.spec import Cluster, find_cluster, validate_addresses
 from towers.config import Config, checks, factories
 from towers.data.identical import record_identical
@@ -47,12 +47,9 @@ def cluster_of(
 
 def join_workers(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
     """Join the workers of a run, which must be alike."""
-    workers = join(cluster, devices, config.all_reduce, config.stuck_after_secs)
     # Each worker computes norms, and Muon's products, by itself.
     has_sums = config.clip_norm > 0 or config.choice_of("optimizer").sums
-    options = dataclasses.asdict(config)
-    validate_machines(workers, devices, options, has_sums, config.init_from)
-    return workers
+    return join(cluster, devices, dataclasses.asdict(config), has_sums)
 
 
 def build_run(

@@ -1,19 +1,15 @@
-"""Test-time augmentation (TTA): the mean logits over several views of an image."""
+"""Test-time augmentation (TTA): the mean logits over several views of an image.
+
+The functions return the weighted transforms of `towers.config.choices.TTA`.
+"""
 
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from towers.config import factories
-
 # (weight, float images [n, height, width, channels] -> the same shape); None for the
 # image itself.
 Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
-
-
-def create_tta(name: str) -> Sequence[Transform]:
-    """Return the weighted transforms of a name in `towers.config.choices.TTA`."""
-    return factories.create("tta", name)
 
 
 def none() -> Sequence[Transform]:
