@@ -40,10 +40,7 @@ START_SECS = 600.0
 LOCK_SECS = 120.0
 
 # Options in which workers may differ.
-OWN_OPTIONS = (
-    *("data_dir", "image_dir", "image_cache_mb", "device_memory_mb"),
-    "stuck_after_secs",
-)
+_OWN = "data_dir image_dir image_cache_mb device_memory_mb stuck_after_secs".split()
 
 # Preprocessing that a run takes from the weights that it starts from.
 _PREPROCESSING = {"interpolation", "center_crop", "fit", "mean", "std"}
@@ -80,14 +77,11 @@ def refuse_workers(cluster: Cluster | None, option: str) -> None:
 
 
 def join(
-    cluster: Cluster | None,
-    devices: Devices,
-    options: Mapping[str, Any],
-    compares_rounding: bool,
+    cluster: Cluster | None, devices: Devices, options: dict[str, Any], has_sums: bool
 ) -> Workers:
     """Start the server of this worker, and wait for the others, which must be alike.
 
-    `options` are the fields of Config. With `compares_rounding` each worker sums by
+    `options` are the fields of Config. With `has_sums` each worker sums by
     itself, and all must round alike.
     """
     if cluster is None:
@@ -109,12 +103,12 @@ def join(
     )
     own: dict[str, Any] = {k: v for k, v in versions().items() if k != "python"}
     own["devices"] = f"{len(devices.towers)} {devices.kind}"
-    if compares_rounding and devices.kind == "GPU":
+    if has_sums and devices.kind == "GPU":
         own["GPUs"] = gpu_names()
-    elif compares_rounding:
+    elif has_sums:
         own[f"threads ({_THREADS})"] = _num_threads()
         own["processor"] = processor_name()
-    own |= {name: x for name, x in options.items() if name not in OWN_OPTIONS}
+    own |= {name: x for name, x in options.items() if name not in _OWN}
     validate_alike(workers, own, options["init_from"])
     return workers
 
@@ -300,9 +294,7 @@ def validate_data(
     validate_alike(workers, own, init_from)
 
 
-def validate_alike(
-    workers: Workers, own: Mapping[str, Any], init_from: str = ""
-) -> None:
+def validate_alike(workers: Workers, own: Mapping[str, Any], init_from: str) -> None:
     """Raise ConfigError with names and both values if workers differ.
 
     A continued chief has the preprocessing from its checkpoint, others from

@@ -92,9 +92,8 @@ def validate_addresses(cluster: Cluster, allow_public: bool = False) -> None:
         for ip in _ips_of(host):
             if ip.is_global:
                 name = host if host == str(ip) else f"{host} ({ip})"
-                raise ConfigError(
-                    f"{cluster.origin}: {name} is a public address; {_PRIVATE_HINT}"
-                )
+                why = f"{name} is a public address; {_PRIVATE_HINT}"
+                raise ConfigError(f"{cluster.origin}: {why}")
     for ip in _own_ips():
         if ip.is_global:
             raise ConfigError(
@@ -215,9 +214,8 @@ def _ips_of(host):
         entries = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
     except (OSError, UnicodeError):
         return []
-    return sorted(
-        {ipaddress.ip_address(x[4][0].partition("%")[0]) for x in entries}, key=str
-    )
+    ips = {ipaddress.ip_address(x[4][0].partition("%")[0]) for x in entries}
+    return sorted(ips, key=str)
 
 
 def _own_ips():

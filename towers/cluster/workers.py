@@ -77,9 +77,8 @@ class ClusterWorkers(Workers):
         for dtype in dict.fromkeys(x.dtype for x in tensors[0]):
             indices = [i for i, x in enumerate(tensors[0]) if x.dtype == dtype]
             same = [[own[i] for i in indices] for own in tensors]
-            for index, value in zip(
-                indices, self._all_reduce(same, options), strict=True
-            ):
+            values = self._all_reduce(same, options)
+            for index, value in zip(indices, values, strict=True):
                 local = self._engine.experimental_local_results(value)
                 for result, x in zip(results, local, strict=True):
                     result[index] = tf.ensure_shape(x, tensors[0][index].shape)
@@ -98,10 +97,8 @@ class ClusterWorkers(Workers):
             replica = tf.distribute.get_replica_context()
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, values, options)
 
-        per_replica = self._engine.experimental_distribute_values_from_function(
-            values_of
-        )
-        return self._engine.run(all_reduce, args=(per_replica,))
+        values = self._engine.experimental_distribute_values_from_function(values_of)
+        return self._engine.run(all_reduce, args=(values,))
 
     def sum(self, tensors):
         """Return sums over workers; gradients are those of the sum of all losses."""
@@ -176,10 +173,8 @@ class ClusterWorkers(Workers):
         with contextlib.suppress(WorkerLostError):
             self.add(np.zeros(1, np.int64))
         ends = np.cumsum(sizes)
-        return [
-            json.loads(received[end - size : end])
-            for end, size in zip(ends, sizes, strict=True)
-        ]
+        spans = zip(ends, sizes, strict=True)
+        return [json.loads(received[end - size : end]) for end, size in spans]
 
     def _add_bytes(self, content):
         """Add bytes up as integers; only one worker has other bytes than zeros."""
@@ -206,29 +201,27 @@ class LostWorker(NamedTuple):
     text: str
 
 
-def lost_worker(
-    message: str, addresses: Sequence[str], index: int
-) -> LostWorker | None:
+def lost_worker(error: str, addresses: Sequence[str], index: int) -> LostWorker | None:
     """Return the lost worker that an error of TensorFlow names to worker `index`."""
-    if match := _REPORTED.search(message):
+    if match := _REPORTED.search(error):
         return LostWorker(int(match[2]), match[1])
-    is_collective = "Collective" in message or "oordination" in message
-    if not is_collective and not _NCCL.search(message):
+    is_collective = "Collective" in error or "oordination" in error
+    if not is_collective and not _NCCL.search(error):
         return None
-    named = [int(number) for number in _TASK.findall(message)]
+    named = [int(number) for number in _TASK.findall(error)]
     others = [i for i in named if i != index and i < len(addresses)]
-    if _CALL_TO_CHIEF in message or (not others and "CoordinationService" in message):
+    if _CALL_TO_CHIEF in error or (not others and "CoordinationService" in error):
         others = [0]  # The chief did not answer, even if another worker is named.
     if others == [0] and not index:
         return LostWorker(None, "other workers do not answer")
     if not others:
-        if out_of_memory(message) or _OWN_NCCL.search(message):
+        if out_of_memory(error) or _OWN_NCCL.search(error):
             return None
-        lines = [line for line in message.splitlines() if _NCCL.search(line)]
-        text = one_line(lines[0] if lines else message, 200)
+        lines = [line for line in error.splitlines() if _NCCL.search(line)]
+        text = one_line(lines[0] if lines else error, 200)
         return LostWorker(None, f"a worker is lost: {text}")
     number, how = others[0], "does not answer"
-    if "onnection reset" in message or "Socket closed" in message:
+    if "onnection reset" in error or "Socket closed" in error:
         how = "ended"
         if number and not _chief_answers():
             # The other worker ended because the chief is lost.
@@ -249,6 +242,5 @@ def report_lost_worker(lost: LostWorker) -> None:
     if lost.number == 0 or not _chief_answers():
         return  # Without the chief's service the report would block forever.
     with contextlib.suppress(tf.errors.OpError):
-        tf_internals.report_error_to_cluster(
-            tf.errors.UNAVAILABLE, f"lost: {lost.text}."
-        )
+        text = f"lost: {lost.text}."
+        tf_internals.report_error_to_cluster(tf.errors.UNAVAILABLE, text)

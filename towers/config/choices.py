@@ -244,9 +244,8 @@ def find(option: str, name: str) -> Choice:
     row = table.get(f"{family}:{FAMILY}") if colon and member else None
     if row:
         return dataclasses.replace(row, options={**row.options, "name": member})
-    raise ConfigError(
-        f"{option}={name!r}: {suggestion(name, table)}must be one of {listed(option)}"
-    )
+    way = f"{suggestion(name, table)}must be one of {listed(option)}"
+    raise ConfigError(f"{option}={name!r}: {way}")
 
 
 def target_of(option: str, name: str) -> str:

@@ -216,9 +216,7 @@ class Config:
     crop_scale: str = option(
         "0.08,1", "Area of crops of random size, as fractions.", read_by="augment"
     )
-    policy: str = option(
-        "none", "Augmentation policy, applied after --augment.", table="policy"
-    )
+    policy: str = option("none", "Policy, applied after --augment.", table="policy")
     rand_augment: str = option(
         "2,9", "Operations of rand_augment, their magnitude (0-30).", read_by="policy"
     )
@@ -228,9 +226,7 @@ class Config:
         "max(0, 1 - s) to 1 + s; 0 for none.",
         NOT_NEGATIVE,
     )
-    random_gray: float = option(
-        0.0, "Probability that an image is converted to grayscale.", FRACTION
-    )
+    random_gray: float = option(0.0, "Probability of converting to gray.", FRACTION)
     random_erasing: float = option(
         0.0, "Probability that a random rectangle of an image is erased.", FRACTION
     )
@@ -250,9 +246,7 @@ class Config:
         "With --mixup, one of the two at random.",
         NOT_NEGATIVE,
     )
-    seed: int = option(
-        0, "Random seed of parameters, order of images and augmentation.", NOT_NEGATIVE
-    )
+    seed: int = option(0, "Seed of parameters, order and augmentation.", NOT_NEGATIVE)
 
     # Network, its arithmetic and compiler.
     model: str = option("cnn", "Network.", table="model")
@@ -306,9 +300,7 @@ class Config:
         "with rmsprop, added below the square root.",
         POSITIVE,
     )
-    muon_momentum: float = optimizer_option(
-        0.6, "Momentum of the convolutions with muon.", BELOW_1
-    )
+    muon_momentum: float = optimizer_option(0.6, "Momentum of convolutions.", BELOW_1)
     trust_coefficient: float = optimizer_option(
         0.001, "Trust coefficient of lars: update over kernel norm at rate 1.", POSITIVE
     )
@@ -517,9 +509,7 @@ class Config:
         "strategy; a step then has batch_size x accumulate_steps images.",
         Range(at_least=1, at_most=10_000),
     )
-    deterministic: bool = resumable_option(
-        False, "Use only deterministic TensorFlow kernels (GPUs)."
-    )
+    deterministic: bool = resumable_option(False, "Use deterministic kernels (GPUs).")
 
     # Start and length, periods of logs, evaluations and checkpoints.
     init_from: str = option(
@@ -534,9 +524,7 @@ class Config:
         False,
         "Fit a new head to trained features by logistic regression, before step 1.",
     )
-    num_epochs: float = option(
-        60.0, "Length of the run, in epochs.", Range(above=0, at_most=1e9)
-    )
+    num_epochs: float = option(60.0, "Epochs of the run.", Range(above=0, at_most=1e9))
     max_steps: int = resumable_option(
         0, "Stop after this step; changes no schedule; 0 for no limit.", NOT_NEGATIVE
     )

@@ -96,12 +96,10 @@ def call(target: Callable[..., Any], /, **available: Any) -> Any:
     return target(**named_by(target, available))
 
 
-def named_by(
-    target: Callable[..., Any], available: Mapping[str, Any]
-) -> dict[str, Any]:
+def named_by(target: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the available arguments that a function's signature names."""
     names = argument_names(target)
-    return {k: v for k, v in available.items() if names is None or k in names}
+    return {k: v for k, v in options.items() if names is None or k in names}
 
 
 def argument_names(target: Callable[..., Any]) -> tuple[str, ...] | None:

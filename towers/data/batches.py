@@ -49,9 +49,7 @@ class TrainBatches:
     seed: int  # of the order and of all random numbers
     images_per_step: int  # images of one step over all towers, G
     # Name of the noise of a dropout layer -> its shape for one image.
-    noise_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(
-        default_factory=dict
-    )
+    noise_shapes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     mix: Mix | None = (
         None  # mixes the images of a step, all G of them, and their labels
     )
@@ -185,12 +183,10 @@ class TrainBatches:
         return tf.reshape(pieces[:, 1:], [-1, *shape])
 
     def _stored(self, first_step):
-        indices = tf.data.Dataset.zip(
-            _count(first_step), self._index_stream(first_step)
-        )
+        pairs = tf.data.Dataset.zip(_count(first_step), self._index_stream(first_step))
         size = sum(map(len, self._read_rows))
         calls = streams.num_reads(size, size * sources.bytes_of_image(self.source))
-        return indices.map(streams.plain(self._read), num_parallel_calls=calls)
+        return pairs.map(streams.plain(self._read), num_parallel_calls=calls)
 
     def _read(self, step, indices):
         size = sum(map(len, self._read_rows))
@@ -228,9 +224,8 @@ class TrainBatches:
     def _order(self, epoch):
         if self.order is not None:
             return self.order(self.seed, epoch)
-        return randomness.permutation(
-            self.seed, "order", epoch, self.source.num_examples
-        )
+        length = self.source.num_examples
+        return randomness.permutation(self.seed, "order", epoch, length)
 
     def _positions(self, step):
         offsets = tf.constant(_numbers(self._read_rows) % self._num_drawn)

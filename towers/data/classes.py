@@ -116,19 +116,14 @@ def class_weights(
         if type(weight) not in (int, float) or not 0 <= weight < math.inf:
             what = f"the weight of {shown(str(name), 40)}"
             raise ConfigError(f"{option}: {what} must be 0 or more, is {weight!r:.40}")
-    return tuple(
-        float(weights.get(number, weights.get(name, 1)))
-        for number, name in enumerate(names)
-    )
+    return tuple(float(weights.get(i, weights.get(x, 1))) for i, x in enumerate(names))
 
 
-def logit_offsets(
-    adjustment: float, source: Source, num_classes: int
-) -> tuple[float, ...]:
+def logit_offsets(factor: float, source: Source, num_classes: int) -> tuple[float, ...]:
     """Return offsets of the training logits (Menon et al. 2020, arXiv:2007.07314)."""
-    labels = labels_for(source, f"logit_adjustment={adjustment}")
+    labels = labels_for(source, f"logit_adjustment={factor}")
     counts = np.maximum(images_of_classes(labels, num_classes), 1)
-    return tuple((adjustment * np.log(counts / len(labels))).tolist())
+    return tuple((factor * np.log(counts / len(labels))).tolist())
 
 
 def labels_for(source: Any, option: str) -> np.ndarray:

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+Shape = Sequence[int]
+
 ALGORITHM = "philox"
 _PHILOX = 1  # its number in raw operations
 
 
 def key(seed: int, purpose: str, counter: tf.Tensor) -> tf.Tensor:
     """Return the seed of one draw, int64 [2], of a purpose and a counter."""
-    purpose_and_seed = (zlib.crc32(purpose.encode()) << 31) ^ seed
-    return tf.stack(
-        [tf.constant(purpose_and_seed, tf.int64), tf.cast(counter, tf.int64)]
-    )
+    first = (zlib.crc32(purpose.encode()) << 31) ^ seed
+    return tf.stack([tf.constant(first, tf.int64), tf.cast(counter, tf.int64)])
 
 
 def _key_and_counter(seed):
@@ -48,27 +48,19 @@ def _bits(shape, philox_key, low, high):
     )
 
 
-def uniform(
-    seed: int, purpose: str, counter: tf.Tensor, shape: Sequence[int]
-) -> tf.Tensor:
+def uniform(seed: int, purpose: str, counter: tf.Tensor, shape: Shape) -> tf.Tensor:
     """Return float32 of the shape, uniform over the multiples of 2**-23 in [0, 1)."""
     return _fractions(random_bits(seed, purpose, counter, shape))
 
 
-def random_bits(
-    seed: int, purpose: str, counter: tf.Tensor, shape: Sequence[int]
-) -> tf.Tensor:
+def random_bits(seed: int, purpose: str, counter: tf.Tensor, shape: Shape) -> tf.Tensor:
     """Return uint32 of the shape, all values equally likely."""
     philox_key, high = _key_and_counter(key(seed, purpose, counter))
     return _bits(shape, philox_key, 0, high)
 
 
 def uniform_rows(
-    seed: int,
-    purpose: str,
-    counter: tf.Tensor,
-    shape: Sequence[int],
-    rows: Sequence[range],
+    seed: int, purpose: str, counter: tf.Tensor, shape: Shape, rows: Sequence[range]
 ) -> tf.Tensor:
     """Return some rows of `uniform`, float32 [number of rows, *shape]; draw no others.
 
@@ -129,7 +121,7 @@ class Draw:
     views: tf.Tensor
     rows: Sequence[range] | None = None  # see `Share.rows`; None for all images
 
-    def __call__(self, purpose: str, shape: Sequence[int]) -> tf.Tensor:
+    def __call__(self, purpose: str, shape: Shape) -> tf.Tensor:
         """Return float32 of the shape [images, ...]; new in each step."""
         if self.rows is None:
             return uniform(self.seed, purpose, self.step, shape)

@@ -21,10 +21,8 @@ class Share:
     def split(self, sizes: Sequence[int]) -> list["Share"]:
         """Return neighboring shares of these sizes, which add up to this one's."""
         ends = itertools.accumulate(sizes, initial=self.first)
-        return [
-            Share(first, size, self.whole)
-            for first, size in zip(ends, sizes, strict=False)
-        ]
+        pairs = zip(ends, sizes, strict=False)
+        return [Share(first, size, self.whole) for first, size in pairs]
 
     @property
     def is_whole(self) -> bool:

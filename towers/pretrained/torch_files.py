@@ -41,9 +41,7 @@ DTYPES = {
 }
 # Types in safetensors files that need no scales from other tensors.
 SAFETENSORS_DTYPES = "F64 F32 F16 BF16 BOOL I64 I32 I16 I8 U64 U32 U16 U8".split()
-QUANTIZED = (
-    "such as of a quantized network; float64, float32, float16 and bfloat16 are read"
-)
+QUANTIZED = "as of quantized networks; float64, float32 and 16-bit floats are read"
 CALLED = (
     "collections.OrderedDict",
     "torch._utils._rebuild_tensor_v2",

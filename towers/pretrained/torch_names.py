@@ -77,11 +77,8 @@ def place(variable: str, table: Table) -> Place | None:
             suffix = f".{KINDS[last_name]}"
         else:
             continue
-        name = re.sub(
-            r"\{(\d+)-1\}",
-            lambda number: str(int(number[1]) - 1),
-            match.expand(template),
-        )
+        name = match.expand(template)
+        name = re.sub(r"\{(\d+)-1\}", lambda x: str(int(x[1]) - 1), name)
         name, _, share = name.removesuffix("]").partition("[")
         if share == "1x1":
             return Place(name + suffix, is_pixel=last_name == "kernel")
@@ -102,19 +99,17 @@ def places(
     return max(pairs, key=lambda pair: len(pair[0]))
 
 
-def prefix(
-    variables: Iterable[str], choice: Sequence[Table], names: Iterable[str]
-) -> str:
+def prefix(ours: Iterable[str], choice: Sequence[Table], names: Iterable[str]) -> str:
     """Return what wrappers, such as averages, put before the names of tensors."""
-    variables = list(variables)
-    ends = {p.name for table in choice for x in variables if (p := place(x, table))}
+    ours = list(ours)
+    ends = {p.name for table in choice for x in ours if (p := place(x, table))}
     counts: collections.Counter[str] = collections.Counter()
     for name in names:
         parts = name.split(".")
         tails = (".".join(parts[i:]) for i in range(len(parts)))
         counts.update(name.removesuffix(x) for x in tails if x in ends)
     most = max(counts.values(), default=0)
-    if 2 * most < len(variables):  # another network
+    if 2 * most < len(ours):  # another network
         return ""
     prefixes = [x for x, count in counts.items() if count == most]
     averages = [x for x in prefixes if "ema" in x or "average" in x]

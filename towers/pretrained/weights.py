@@ -222,10 +222,7 @@ def _read_hdf5(path, content):
     root.visititems(visit)  # without links
     names = [name for name, *_ in groups]
     # Nested layers have only the last part of their name, which others may share.
-    ordered = {
-        name if names.count(name) == 1 else place: stored
-        for name, place, stored in groups
-    }
+    ordered = {x if names.count(x) == 1 else place: y for x, place, y in groups}
     return StoredWeights(path, ordered=ordered)
 
 

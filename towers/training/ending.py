@@ -112,9 +112,7 @@ def progress_text(run: Run) -> str:
     return message
 
 
-def how_to_continue(
-    config: Config, step: int, total_steps: int, is_early: bool = False
-) -> str:
+def how_to_continue(config: Config, step: int, total_steps: int, is_early: bool) -> str:
     """Return the options with which a finished run goes on, in a sentence."""
     if is_early:
         return "To continue raise --patience, or set it to 0"

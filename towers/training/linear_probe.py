@@ -109,9 +109,8 @@ def features_of_images(trainer, parts, config):
     """
     source, state = parts.train_batches.source, trainer.state()
     taken = np.linspace(0, source.num_examples - 1, num_images(parts)).astype(np.int64)
-    network = keras.Model(
-        parts.model.inputs, last_operation(parts.model.outputs[0]).input
-    )
+    features = last_operation(parts.model.outputs[0]).input
+    network = keras.Model(parts.model.inputs, features)
     for variable in network.variables:
         kind = "params" if variable.trainable else "state"
         variable.assign(state[f"{kind}/{variable.path}"])

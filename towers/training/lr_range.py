@@ -43,12 +43,10 @@ class LrRange(NamedTuple):
     suggestion: float | None
 
 
-def smooth(
-    rates: np.ndarray, losses: np.ndarray, width: float = SMOOTHING
-) -> np.ndarray:
-    """Return Gaussian means of losses [n]; the width is in powers of ten."""
+def smooth(rates: np.ndarray, losses: np.ndarray, std: float = SMOOTHING) -> np.ndarray:
+    """Return Gaussian means of losses [n]; `std` is in powers of ten."""
     distances = np.log10(rates)[:, None] - np.log10(rates)
-    weights = np.exp(-((distances / width) ** 2) / 2)
+    weights = np.exp(-((distances / std) ** 2) / 2)
     return weights @ losses / weights.sum(axis=1)
 
 
@@ -82,12 +80,10 @@ def num_steps(images_per_step: int, num_examples: int) -> int:
     return min(max(epochs, MIN_STEPS), MAX_STEPS)
 
 
-def growing_rate(
-    images_per_step: int, is_scale_free: bool, num_examples: int
-) -> Schedule:
+def growing_rate(images_per_step: int, scale_free: bool, num_examples: int) -> Schedule:
     """Return a rate that grows to HIGHEST, by the same factor in each step."""
     last = (num_steps(images_per_step, num_examples) - 1) * images_per_step
-    lowest = LOWEST_SCALE_FREE if is_scale_free else LOWEST
+    lowest = LOWEST_SCALE_FREE if scale_free else LOWEST
 
     def rate(images_seen):
         done = tf.cast(images_seen, tf.float64) / last

@@ -116,8 +116,6 @@ def validate_finite(tensors: Tensors, step: int) -> None:
     for name, array in tensors.items():
         is_float = array.dtype.kind not in "biu"
         if is_float and not np.isfinite(array.astype(np.float64, copy=False)).all():
-            why = (
-                f"{name} is not finite after step {step}, which is therefore not saved"
-            )
+            why = f"{name} is not finite after step {step}, and therefore not saved"
             way = "A lower --learning_rate or --clip_norm may help"
             raise NumericError(f"{why}; loss and gradients were finite. {way}")

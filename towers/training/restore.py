@@ -38,9 +38,7 @@ def validate_changes(
     allow_change: tuple[str, ...],
 ) -> None:
     """Raise ConfigError if options that may not change differ from the checkpoint's."""
-    check_names(
-        allow_change, "--allow_change takes names of options, with commas between, and "
-    )
+    check_names(allow_change, "--allow_change takes names of options, by commas, and ")
     if checkpoint is None:
         return
     trained = from_values(checkpoint.run_state["config"])

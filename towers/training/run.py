@@ -320,13 +320,12 @@ class Run:
         return is_best
 
     def _run_evaluation(self):
-        _, source = self.parts.eval_split
-        batches = EvalBatches(
-            source, self.parts.augment, self.config.batch_size, self.parts.share
-        )
+        config, parts = self.config, self.parts
+        source = parts.eval_split[1]
+        batches = EvalBatches(source, parts.augment, config.batch_size, parts.share)
         if self._eval_feed is None:
             self._eval_feed = assembly.create_eval_feed(batches, self.trainer)
-        weights, started = evaluated_weights(self.config), time.monotonic()
+        weights, started = evaluated_weights(config), time.monotonic()
         with self.watchdog.activity("evaluating") as heartbeat:
             counts = self.trainer.evaluate(
                 self._eval_feed, len(batches), weights, heartbeat

@@ -73,12 +73,7 @@ def build_run(
     if config.teacher:
         taught_by, teacher = read_teacher(config.teacher)
     parts, trainer = assembly.assemble(
-        config,
-        devices,
-        workers,
-        teacher,
-        continued=continued,
-        schedule_fn=schedule_fn,
+        config, devices, workers, teacher, continued=continued, schedule_fn=schedule_fn
     )
     if parts.eval_split[0] != "validation":
         checks.validate_without_validation(config)

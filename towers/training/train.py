@@ -197,9 +197,8 @@ def loop(run: Run, profile: Profile) -> None:
     while not run.is_at_end:
         run.outputs.raise_error()
         run.callbacks.notify_checkpoints()
-        num_steps, save_due, summary_due = run.plan_next_call(
-            profile.steps_until_trace_event(run.step)
-        )
+        until_trace = profile.steps_until_trace_event(run.step)
+        num_steps, save_due, summary_due = run.plan_next_call(until_trace)
         if not num_steps:
             break
         profile.at(run.step)

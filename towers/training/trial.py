@@ -100,10 +100,8 @@ def lr_range_test(
     config = dataclasses.replace(config, on_nonfinite="skip", ema_decay=0.0)
     scale_free = config.choice_of("optimizer").scale_free
     images = config.images_per_step
-    schedule_fn = functools.partial(lr_range.growing_rate, images, scale_free)
-    trial = begin_trial(
-        lr_range.NAME, workdir, config, schedule_fn=schedule_fn, **options
-    )
+    rate_fn = functools.partial(lr_range.growing_rate, images, scale_free)
+    trial = begin_trial(lr_range.NAME, workdir, config, schedule_fn=rate_fn, **options)
     parts, trainer = trial.parts, trial.trainer
     if config.linear_probe:
         linear_probe.fit_head(trainer, parts, config, trial.new)
@@ -113,9 +111,8 @@ def lr_range_test(
     rates = f"{trainer.learning_rate(0):g} to {lr_range.HIGHEST:g}"
     console.line(f"learning rates from {rates} in {count} steps")
     with create_display(progress, status) as display:
-        result = trial.watched(
-            lambda _: lr_range.range_test(trial.losses(count)), display.tick
-        )
+        losses = trial.losses(count)
+        result = trial.watched(lambda _: lr_range.range_test(losses), display.tick)
     lowest = result.smoothed.argmin()
     console.line(
         f"{len(result.rates)} steps, to {result.rates[-1]:.2g}; the smoothed loss is "

@@ -144,11 +144,9 @@ def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
     rows, columns = tf.unstack(positions, axis=1)
     tops = choose(rows, height - heights + 1)
     lefts = choose(columns, width - widths + 1)
-    drawn = tops, lefts, heights, widths
     middle = map(float, _middle_box(height, width))
-    return Boxes(
-        *(tf.where(heights > 0, x, y) for x, y in zip(drawn, middle, strict=True))
-    )
+    pairs = zip((tops, lefts, heights, widths), middle, strict=True)
+    return Boxes(*(tf.where(heights > 0, x, y) for x, y in pairs))
 
 
 def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor:

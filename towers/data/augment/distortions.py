@@ -62,9 +62,8 @@ def jitter_colors(images: tf.Tensor, draw: Draw, strength: float) -> tf.Tensor:
     n, _, _, channels = images.shape
     low = max(0.0, 1 - strength)
     factors = low + (1 + strength - low) * draw("color_jitter", [n, 3])
-    brightness, contrast, saturation = tf.unstack(
-        tf.reshape(factors, [n, 3, 1, 1, 1]), axis=1
-    )
+    factors = tf.reshape(factors, [n, 3, 1, 1, 1])
+    brightness, contrast, saturation = tf.unstack(factors, axis=1)
     images = tf.cast(images, tf.float32) * brightness
     mean = tf.reduce_mean(_gray(images), [1, 2], keepdims=True)
     images = mean + (images - mean) * contrast

@@ -217,9 +217,8 @@ def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
         for position in range(DEPTH):
             chosen, level, sign = tf.unstack(numbers[:, chain, position], axis=1)
             [row] = _chosen(chosen[:, None], [len(MIXED)])
-            values = tf.gather(
-                _mixed_values(level, sign, height, width), row, axis=1, batch_dims=1
-            )
+            values = _mixed_values(level, sign, height, width)
+            values = tf.gather(values, row, axis=1, batch_dims=1)
             operations = _look_up(_numbers_of(MIXED), row)
             operations = tf.where(position < depths[:, chain], operations, 0)
             changed = operate(changed, operations, values)

@@ -167,13 +167,11 @@ class CachedSource:
                 self._keep(indices, missing, images, labels)
         return images, labels
 
-    def _read_files(
-        self, indices, crop_numbers, positions, images, labels, may_be_plain=True
-    ):
+    def _read_files(self, indices, crops, positions, images, labels, may_be_plain=True):
         """Read the images at some positions of a batch."""
         survey = self._options.survey  # counts sizes, which Pillow reads
         is_open = survey is not None and not survey.is_closed
-        is_whole = crop_numbers is None and self._options.center_crop in (0, 1)
+        is_whole = crops is None and self._options.center_crop in (0, 1)
         may_be_plain &= is_whole and self.dtype == "uint8" and not is_open
         numbers = indices.tolist()
         plain: dict[int, bytes] = {}
@@ -181,8 +179,8 @@ class CachedSource:
         def read(place):
             position, crop = positions[place], None
             index = numbers[position]
-            if crop_numbers is not None:
-                crop = functools.partial(random_box, crop_numbers[position])
+            if crops is not None:
+                crop = functools.partial(random_box, crops[position])
             try:
                 content, labels[position] = self._files.read(index)
                 if may_be_plain and is_plain(content, self.image_shape):

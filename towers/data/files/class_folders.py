@@ -88,9 +88,7 @@ def find_folders(
     return folders
 
 
-def split_folders(
-    root: str, names: Sequence[str], class_level: int = 0
-) -> dict[str, str]:
+def split_folders(root: str, names: Sequence[str], class_level: int) -> dict[str, str]:
     """Return split -> name of the split folders in a root; empty if they are classes.
 
     `seg_train` or `val2017` are splits only if they hold class folders, since a class

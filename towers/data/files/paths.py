@@ -46,9 +46,7 @@ _OTHER_IMAGES = (
 )
 OTHER_IMAGES = {*_OTHER_IMAGES.split()} - _ENDINGS
 _IMAGE_ENDINGS = _ENDINGS | OTHER_IMAGES
-HEIF_HINT = (
-    "is a HEIC photo; install the extra heif (pip install pillow-heif), or convert it"
-)
+HEIF_HINT = "is a HEIC photo; install the extra heif (pillow-heif), or convert it"
 
 # Regular expressions for files that are not read as a data set -> what to do.
 _ADVICE = {

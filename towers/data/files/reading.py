@@ -117,9 +117,8 @@ def read_range(
         version = version or known_version(path)
         end = min(offset + length, version.size)
         blocks = range(offset - offset % BLOCK_BYTES, end, BLOCK_BYTES)
-        content = b"".join(
-            _read_block(path, version, begin, offset, end) for begin in blocks
-        )
+        parts = (_read_block(path, version, begin, offset, end) for begin in blocks)
+        content = b"".join(parts)
     if len(content) < length:
         raise ValueError(f"the file ends {length - len(content):,} bytes too early")
     return content

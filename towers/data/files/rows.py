@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 from towers.data.files import reading
 from towers.data.files.class_folders import split_of
@@ -24,9 +23,7 @@ _OTHER_JSON = {
 }
 
 
-def read_rows(
-    path: str, columns: Collection[str], inventory: Inventory
-) -> Iterator[Any]:
+def read_rows(path: str, columns: Collection[str], inventory: Inventory) -> Iterator:
     """Yield the column names of a table, then (row number, values) of each row.
 
     The header is row 1 of a text file, unless `columns` are numbers.

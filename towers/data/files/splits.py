@@ -116,9 +116,8 @@ def _was_trained_on(trained, splits, options, location):
         return True
     try:
         files = splits["train"](None, "")
-        source = cached.CachedSource(
-            files, trained.image_shape, ImageOptions(image_cache_mb=0)
-        )
+        options = ImageOptions(image_cache_mb=0)
+        source = cached.CachedSource(files, trained.image_shape, options)
         train, _ = sources.split_off_test(source, files.labels, location)
     except DataError:  # such as a class of one image
         return False

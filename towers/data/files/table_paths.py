@@ -80,10 +80,7 @@ class PathFinder:
         return file if reading.is_url(file) else os.path.join(self._real(folder), name)
 
     def missing(
-        self,
-        name: str,
-        names: Sequence[str] = (),
-        places: Sequence[tuple[str, int]] = (),
+        self, name: str, names: Sequence[str] = (), places: Sequence = ()
     ) -> str:
         """Return the message about a missing file, with places of all `names`."""
         text = f"no file {shown(os.path.join(self._folder, name))}; "

@@ -69,9 +69,8 @@ def load(
     inventory.leave_out("columns", *reader.unused)
     indexes = reader.indexes(getattr(trained, "multi_label", False))
     openers = {x: lambda index=index: index for x, index in indexes.items()}
-    return containers.data_set(
-        "table", location, openers, options, trained, inventory, reader.names
-    )
+    known = options, trained, inventory, reader.names
+    return containers.data_set("table", location, openers, *known)
 
 
 class Table(NamedTuple):

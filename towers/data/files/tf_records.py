@@ -5,8 +5,8 @@ import functools
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Mapping, Sequence
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -57,10 +57,8 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
             for record in dataset.take(1).as_numpy_iterator():
                 features = _features(record[0])
             dataset = without_tuning(dataset.map(parse))
-            for records, images, texts, numbers in dataset.as_numpy_iterator():
-                for record, image, *label in zip(
-                    records, images, texts, numbers, strict=True
-                ):
+            for batch in dataset.as_numpy_iterator():
+                for record, image, *label in zip(*batch, strict=True):
                     where = f"record {len(offsets)} (counted from 0)"
                     if not image:
                         text = f"{where} has no bytes in {keys['image']}"
@@ -90,10 +88,7 @@ load = functools.partial(
 @contextlib.contextmanager
 def _file(path, version):
     """Yield a local path of a file."""
-    with (
-        reading.open_file(path, version) as file,
-        tempfile.NamedTemporaryFile() as copy,
-    ):
+    with reading.open_file(path, version) as file, NamedTemporaryFile() as copy:
         if file.read(2) == b"\x1f\x8b":
             raise ValueError("is compressed by gzip; `zcat FILE > NEW` unpacks it")
         if reading.is_url(path):

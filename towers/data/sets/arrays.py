@@ -56,9 +56,7 @@ def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
     if {*dtypes.values()} == {"uint8", "uint16"}:
         arrays = {name: _arrays(x, name, "uint16") for name, x in parts.items()}
     elif len({*dtypes.values()}) > 1:
-        raise DataError(
-            f"data: the images of its parts differ: {dtypes}; give all in one unit"
-        )
+        raise DataError(f"data: its images differ: {dtypes}; give all in one unit")
     if len(shapes := {images.shape[1:] for images, *_ in arrays.values()}) > 1:
         raise DataError(f"data: the images of its parts differ in shape: {shapes}")
     return _give(arrays, class_names or getattr(splits[0], "class_names", None))

@@ -226,9 +226,7 @@ def _find(folder, name):
     return None
 
 
-def read_file(
-    wanted: RecordFile, folder: str, label_counts: Mapping[str, int]
-) -> np.ndarray:
+def read_file(wanted: RecordFile, folder: str, counts: Mapping[str, int]) -> np.ndarray:
     """Read the records of a file of a folder, packed or not, as `read_records`."""
     path = _find(folder, wanted.name)
     if path is None:
@@ -239,7 +237,7 @@ def read_file(
     most_bytes = 2 * num_bytes + PACKING_BYTES if is_packed else None
     with _reading(path), open_data_file(path, most_bytes) as packed:
         file: Any = gzip.GzipFile(fileobj=packed) if is_packed else packed
-        return read_records(wanted, file, path, label_counts)
+        return read_records(wanted, file, path, counts)
 
 
 def _read_archive(published, path, files):

@@ -219,9 +219,7 @@ class Split:
             raise DataError(f"{self._location}: {file}{reason(error)}") from error
         expected = splits[split].num_examples
         if self._length != expected or not expected:
-            raise DataError(
-                f"{self._location} should have {expected} examples, has {self._length}"
-            )
+            raise DataError(f"{self._location}: {self._length} of {expected} examples")
 
     def __len__(self) -> int:
         return self._length
@@ -277,10 +275,8 @@ def _open_split(folder, builder, split, keys):
         content, _ = records.read(index)
         try:
             features = tf.train.Example.FromString(content).features.feature
-            lists = (
-                features[key].bytes_list.value or features[key].int64_list.value
-                for key in keys
-            )
+            each = (features[key] for key in keys)
+            lists = (x.bytes_list.value or x.int64_list.value for x in each)
             return tuple(value for [value] in lists)
         except Exception as error:  # any error of protobuf
             why = f"is not a record of an image: {one_line(error)}"
@@ -303,9 +299,7 @@ def read_arrays(
         image, label = (builder.info.features[key] for key in keys)
         if image.np_dtype != np.uint8 or image.shape != image_shape:
             actual = f"{np.dtype(image.np_dtype)} {list(image.shape)}"
-            raise DataError(
-                f"{folder}: expected uint8 {list(image_shape)}, got {actual}"
-            )
+            raise DataError(f"{folder}: is {actual}, not uint8 {list(image_shape)}")
         if "id" in builder.info.features:
             keys = (*keys, "id")
         train, test = (
