@@ -150,7 +150,7 @@ def test_weights_are_factors_on_the_losses(root):
         ({"path": FILES, "label": LABELS, "split": ["train"] * 8 + ["test"] * 4},
          "dog/00008.png: has the class dog, which is not in labels.csv"),
         ({"path": FILES, "a": [1] * 11 + [2], "b": [0] * 12},
-         "row 13: the column a of a class has '2', and not 0 or 1"),
+         "row 13: column a has '2', not 0 or 1"),
         ({"path": [], "label": []}, "has no rows"),
         ({}, "the file is empty"),
     ],

@@ -45,17 +45,13 @@ _OWN = "data_dir image_dir image_cache_mb device_memory_mb stuck_after_secs".spl
 # Preprocessing that a run takes from the weights that it starts from.
 _PREPROCESSING = {"interpolation", "center_crop", "fit", "mean", "std"}
 
-# Number of training images that are compared between workers.
-NUM_CHECKED = 16
+NUM_CHECKED = 16  # number of training images that are compared between workers
 
 # TensorFlow reads the number of threads of an operation from this variable.
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
-# A worker without a heartbeat for this time is lost.
-HEARTBEAT_SECS = 10.0
-
-# Missing workers are named after this time.
-_ANNOUNCE_SECS = 10.0
+HEARTBEAT_SECS = 10.0  # a worker without a heartbeat for this time is lost
+_ANNOUNCE_SECS = 10.0  # missing workers are named after this time
 
 # Time that a worker waits for a name to resolve: Kubernetes creates the names of a
 # Service when its pods start.
@@ -152,11 +148,9 @@ def connect(
         num_accelerators={"GPU": num_gpus},
         rpc_layer="grpc",
     )
-    options = tf.distribute.experimental.CommunicationOptions(
-        implementation=tf.distribute.experimental.CommunicationImplementation[
-            communication.upper()
-        ]
-    )
+    experimental = tf.distribute.experimental
+    implementation = experimental.CommunicationImplementation[communication.upper()]
+    options = experimental.CommunicationOptions(implementation=implementation)
     tf_internals.configure_coordination_service(len(addresses), heartbeat_secs)
     # TensorFlow takes SIGTERM for itself.
     handler = signal.getsignal(signal.SIGTERM)
@@ -167,10 +161,8 @@ def connect(
     try:
         engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except RuntimeError as error:
-        raise ConfigError(
-            f"TensorFlow has computed already in this process: {one_line(error, 150)}; "
-            "train with several workers from a process of its own"
-        ) from None
+        why = f"TensorFlow has computed in this process: {one_line(error, 150)}"
+        raise ConfigError(f"{why}; several workers need a new one each") from None
     except tf.errors.OpError as error:
         why = one_line(error.message, 250)
         raise WorkerLostError(f"worker {index}'s server did not start: {why}") from None
@@ -223,10 +215,9 @@ def _answering(port, greeting):
     try:
         listener = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
     except OSError as error:
-        raise ConfigError(
-            f"this worker cannot listen on port {port}: {error.strerror}; end the "
-            "process that does, or take another port"
-        ) from None
+        why = f"this worker cannot listen on port {port}: {error.strerror}"
+        way = "end the process that does, or take another port"
+        raise ConfigError(f"{why}; {way}") from None
     listener.settimeout(0.1)
 
     def answer():

@@ -72,10 +72,8 @@ def find_cluster(
     if by_flags and by_tf_config:
         same = dataclasses.replace(by_tf_config, origin=by_flags.origin)
         if by_flags != same:
-            raise ConfigError(
-                f"{_described(by_flags)}, but {_described(by_tf_config)}; unset "
-                "TF_CONFIG or drop --cluster"
-            )
+            why = f"{_described(by_flags)}, but {_described(by_tf_config)}"
+            raise ConfigError(f"{why}; unset TF_CONFIG or drop --cluster")
     spec = by_flags or by_tf_config
     num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "1") if reads_slurm else "1"
     if spec is None and num_tasks != "1":
@@ -96,10 +94,8 @@ def validate_addresses(cluster: Cluster, allow_public: bool = False) -> None:
                 raise ConfigError(f"{cluster.origin}: {why}")
     for ip in _own_ips():
         if ip.is_global:
-            raise ConfigError(
-                f"{cluster.origin}: this machine has the public address {ip}, where "
-                f"the server would listen, too; {_PRIVATE_HINT}"
-            )
+            why = f"this machine has the public address {ip}; {_PRIVATE_HINT}"
+            raise ConfigError(f"{cluster.origin}: {why}")
 
 
 def _read_flags(addresses, index):
@@ -122,29 +118,21 @@ def _read_tf_config(text):
         kind, index = task.get("type"), task.get("index", 0)
         lists = {job: list(addresses) for job, addresses in jobs.items()}
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"TF_CONFIG is invalid: {error}; an example is "
-            '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", '
-            '"index": 0}}'
-        ) from None
+        way = 'should be {"cluster": {"worker": ["a:1", "b:1"]}, "task": '
+        way += '{"type": "worker", "index": 0}}, with other addresses and index'
+        raise ConfigError(f"TF_CONFIG is invalid: {error}; it {way}") from None
     if not lists:
         return None  # a single process
     others = sorted(set(lists) - set(_JOBS) - {"evaluator"})
     if others or kind not in _JOBS:
-        other = others[0] if others else kind
-        raise ConfigError(
-            f"TF_CONFIG has the task type {other!r}: workers train, and the first one "
-            f"is the chief; {program('eval')} evaluates"
-        )
-    if type(index) is not int or not 0 <= index < len(lists.get(kind, [])):
-        raise ConfigError(
-            f"TF_CONFIG: this is task {index!r} of {len(lists.get(kind, []))} of the "
-            f"type {kind!r}"
-        )
-    before = _JOBS[: _JOBS.index(kind)]
-    index += sum(len(lists.get(job, [])) for job in before)
-    addresses = [address for job in _JOBS for address in lists.get(job, [])]
-    return _checked(addresses, index, "TF_CONFIG")
+        why = f"TF_CONFIG has the task type {others[0] if others else kind!r}"
+        way = f"workers train, the first one is the chief; {program('eval')} evaluates"
+        raise ConfigError(f"{why}: {way}")
+    tasks = {(job, i): x for job in _JOBS for i, x in enumerate(lists.get(job, ()))}
+    if type(index) is not int or (kind, index) not in tasks:
+        raise ConfigError(f"TF_CONFIG has no task {index!r} of the type {kind!r}")
+    number = list(tasks).index((kind, index))
+    return _checked(list(tasks.values()), number, "TF_CONFIG")
 
 
 def _read_slurm(environ):
@@ -152,10 +140,8 @@ def _read_slurm(environ):
     needed = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
     missing = [name for name in needed if name not in environ]
     if missing:
-        raise ConfigError(
-            f"SLURM_STEP_NUM_TASKS={environ['SLURM_STEP_NUM_TASKS']} without "
-            f"{', '.join(missing)}; start the workers with srun"
-        )
+        why = f"SLURM_STEP_NUM_TASKS without {', '.join(missing)}"
+        raise ConfigError(f"{why}; start the workers with srun")
     import tensorflow as tf
 
     try:
@@ -169,18 +155,15 @@ def _read_slurm(environ):
     except (ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"the variables of Slurm: {error}") from None
     if index is None:
-        raise ConfigError(
-            f"SLURM_PROCID={environ['SLURM_PROCID']}: the step has {len(tasks)} tasks, "
-            "counted from 0"
-        )
+        why = f"the step has {len(tasks)} tasks, counted from 0"
+        raise ConfigError(f"SLURM_PROCID={environ['SLURM_PROCID']}: {why}")
     cluster = _checked(tasks, index, "Slurm")
     node = environ.get("SLURMD_NODENAME", cluster.address.rpartition(":")[0])
     if not cluster.address.startswith(f"{node}:"):
-        raise ConfigError(
-            f"Slurm runs task {index} on {node}, where TensorFlow's resolver, which "
-            f"sorts names as text, expects {cluster.address}; take nodes whose names "
-            "are equally long, or set --cluster and --task_index"
-        )
+        # The resolver sorts names as texts.
+        why = f"Slurm runs task {index} on {node}, not on {cluster.address}"
+        way = "take nodes of equally long names, or set --cluster and --task_index"
+        raise ConfigError(f"{why}; {way}")
     return cluster
 
 
@@ -188,18 +171,14 @@ def _checked(addresses: Sequence[Any], index: int, origin: str) -> Cluster:
     for address in addresses:
         named = isinstance(address, str) and _ADDRESS.fullmatch(address)
         if not named or not 0 < int(named[1]) < 65536:
-            raise ConfigError(
-                f"{origin}: {address!r} is not the address of a worker, such as "
-                "10.0.0.1:2222"
-            )
+            why = f"{address!r} is not the address of a worker, such as 10.0.0.1:2222"
+            raise ConfigError(f"{origin}: {why}")
     for address, count in collections.Counter(addresses).items():
         if count > 1:
             raise ConfigError(f"{origin} names {address} twice")
     if not 0 <= index < len(addresses):
-        raise ConfigError(
-            f"{origin} names {len(addresses)} workers, and this is number {index}, "
-            "counted from 0"
-        )
+        why = f"{origin} names {len(addresses)} workers, and this is number {index}"
+        raise ConfigError(f"{why}, counted from 0")
     return Cluster(tuple(addresses), index, origin)
 
 

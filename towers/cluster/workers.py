@@ -20,14 +20,12 @@ from towers.messages import one_line
 from towers.parallel.workers import Workers
 from towers.threads import JobThread
 
-# Bytes per message when a state is broadcast; a multiple of 8.
-_PIECE_BYTES = 2**26
+_PIECE_BYTES = 2**26  # bytes per message when a state is broadcast; a multiple of 8
 
 # The message with which a worker reports a lost one to the others.
 _REPORTED = re.compile(r"lost: (worker (\d+) \([^)]*\) (?:ended|does not answer))\.")
 
-# A key that exists while the chief's coordination service runs.
-_CHIEF = "towers/chief"
+_CHIEF = "towers/chief"  # a key that exists while the chief's coordination service runs
 
 # Part of the errors of calls to the coordination service, which the chief runs.
 _CALL_TO_CHIEF = "RPC: /tensorflow.CoordinationService/"

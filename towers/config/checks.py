@@ -52,11 +52,9 @@ def validate_without_validation(config: "Config") -> None:
 def validate_metric(config: "Config", multi_label: bool) -> None:
     """Raise ConfigError if `best_by` does not fit the number of labels an image."""
     if config.best_by in METRICS and config.best_by not in metrics_of(multi_label):
-        reason = "several labels, and the metric is of one"
-        if not multi_label:
-            reason = "one label, and the metric is of several"
-        why = f"each image has {reason}; set --best_by=macro_f1"
-        raise ConfigError(f"best_by={config.best_by}: {why}")
+        count, other = ("several", "one") if multi_label else ("one", "several")
+        why = f"each image has {count} label(s), the metric is of {other}"
+        raise ConfigError(f"best_by={config.best_by}: {why}; set --best_by=macro_f1")
 
 
 def _read_evaluations(config):

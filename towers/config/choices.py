@@ -189,11 +189,8 @@ TTA = {
     "translate": Choice("with images moved by a pixel as well"),
 }
 
-# Values of the option precision.
-PRECISIONS = ("float32", "bfloat16", "float16")
-
-# The default of max_image_pixels.
-MAX_IMAGE_PIXELS = 50_000_000
+PRECISIONS = ("float32", "bfloat16", "float16")  # values of the option precision
+MAX_IMAGE_PIXELS = 50_000_000  # the default of max_image_pixels
 
 # Option -> its table. The open ones also take FILE.py:FUNCTION.
 TABLES: dict[str, Mapping[str, Choice]] = {

@@ -76,8 +76,7 @@ def load(
         **vars(options),
     )
     if not isinstance(data_set, DataSet):
-        kind = type(data_set).__name__
-        way = "return a towers.data.sources.DataSet"
+        kind, way = type(data_set).__name__, "return a towers.data.sources.DataSet"
         raise ConfigError(f"dataset={name}: gave {kind}; {way}")
     validate(data_set, is_own=choices.find("dataset", name).is_in_a_file)
     if data_set.train is None and trained is None:

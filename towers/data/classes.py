@@ -17,8 +17,7 @@ from towers.messages import shown
 
 BALANCED = "balanced"
 
-# Classes with fewer images than this share of the largest class are reported.
-FEW = 0.1
+FEW = 0.1  # classes with fewer images than this share of the largest class are reported
 MAX_NAMED = 5
 
 MAX_FILE_BYTES = 2**24

@@ -8,9 +8,7 @@ from towers.data.files.cached import read_in_batches
 from towers.data.sources import DataSet, Source, location_of, num_bytes
 from towers.messages import shown
 
-# Maximum time of a search; `python -m towers.check` reads every image.
-MAX_SECS = 2.0
-
+MAX_SECS = 2.0  # maximum time of a search; `python -m towers.check` reads every image
 _CHUNK = 256  # images in memory that are read at once
 
 

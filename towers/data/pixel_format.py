@@ -57,9 +57,8 @@ class PixelFormat:
         if given is None and value_range == "dtype" and self.dtype != "float32":
             given = (0.0,), (float(np.iinfo(self.dtype).max),)
         elif value_range == "dtype":
-            why = "signed or floating numbers have no usual range"
-            way = "give it, such as --value_range=-1000:400"
-            raise ConfigError(f"value_range=dtype: {why}; {way}")
+            why = "signed or floating numbers have none; set --value_range=LOW:HIGH"
+            raise ConfigError(f"value_range=dtype: {why}")
         if given is None:
             return self
         if len(given[0]) not in (1, self.bands):

@@ -69,8 +69,9 @@ class ArraySource:
     ):
         if images.dtype.name not in DTYPES or images.ndim != 4:
             expected = f"{' or '.join(DTYPES)} [n, height, width, channels]"
-            actual = f"{images.dtype} {list(images.shape)}"
-            raise ValueError(f"images must be {expected}, got {actual}")
+            raise ValueError(
+                f"images are {images.dtype} {images.shape}, not {expected}"
+            )
         labels = np.asarray(labels)
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images but {len(labels)} labels")

@@ -24,8 +24,7 @@ NUM_READERS = max(4, num_cores())
 # would delay the other stages and the step too.
 NUM_THREADS = max(8, num_cores())
 
-# Batches that one stage makes at the same time.
-NUM_CALLS = max(4, num_cores() // 4)
+NUM_CALLS = max(4, num_cores() // 4)  # batches that one stage makes at the same time
 
 # Maximum memory of the batches that are read at the same time, in bytes.
 MAX_BATCH_BYTES = 10**9

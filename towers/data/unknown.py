@@ -9,8 +9,7 @@ from towers.data.sources import DataSet, Source, Subset
 from towers.errors import ConfigError, with_nearest
 from towers.messages import counted, shown
 
-# The answer for an image of no class.
-UNKNOWN = "unknown"
+UNKNOWN = "unknown"  # the answer for an image of no class
 
 
 def set_apart(data_set: DataSet, name: str) -> DataSet:

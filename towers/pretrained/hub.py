@@ -157,8 +157,7 @@ def fetch(init_from: str) -> tuple[str, dict[str, str]]:
         os.remove(os.path.realpath(path))
         _repository_file.cache_clear()
         why = f"the SHA-256 of {path} is {digest}, not as its name, {name}, says"
-        way = "it was removed, and the same command fetches it again"
-        raise DataError(f"init_from={init_from}: {why}; {way}")
+        raise DataError(f"init_from={init_from}: {why}; it was removed, fetch it again")
     facts = {"revision": named.revision} if named.revision else {}
     return path, facts | {"sha256": digest}
 

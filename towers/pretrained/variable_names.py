@@ -50,9 +50,8 @@ def with_torch_names(
     places, table = torch_names.places(shapes, tables, own)
     for name in torch_names.missing_variables(table, shapes).values():
         if name in own:
-            why = f"model={model} has no variable for its {name}"
-            way = "deit_* and dinov2_* have one"
-            raise CheckpointError(f"init_from={weights.path}: {why}; {way}")
+            why = f"model={model} lacks its {name}, which deit_* and dinov2_* have"
+            raise CheckpointError(f"init_from={weights.path}: {why}")
     grids = {
         layer.table.path: tuple(layer.input.shape[1:3])
         for layer in layers_of(network)

@@ -16,8 +16,7 @@ from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
 from towers.run.folder import RunFolder
 
-# Images per tower below which a GPU is hardly used.
-MANY_IMAGES = 64
+MANY_IMAGES = 64  # images per tower below which a GPU is hardly used
 
 
 def print_banner(

@@ -13,11 +13,8 @@ from towers.messages import duration
 # elapsed time.
 _PERIOD_SECS, _GROWTH = 5.0, 0.3
 
-# Maximum width of a line: a file has none.
-_WIDTH = 10_000
-
-# Maximum width of the bars.
-_WIDEST = 120
+_WIDTH = 10_000  # maximum width of a line: a file has none
+_WIDEST = 120  # maximum width of the bars
 
 
 @dataclasses.dataclass(frozen=True)

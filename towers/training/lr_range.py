@@ -27,11 +27,8 @@ NUM_EPOCHS, MIN_STEPS, MAX_STEPS = 4, 200, 300
 # Standard deviation of the Gaussian means of the loss, in powers of ten of the rate.
 SMOOTHING = 0.1
 
-# The loss has diverged at this multiple of the lowest one.
-DIVERGED = 4.0
-
-# Minimum relative fall of the loss for a suggestion.
-MIN_FALL = 0.01
+DIVERGED = 4.0  # the loss has diverged at this multiple of the lowest one
+MIN_FALL = 0.01  # minimum relative fall of the loss for a suggestion
 
 
 class LrRange(NamedTuple):

@@ -20,8 +20,7 @@ from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.restore import restore_fitting
 
-# Maximum number of changed options in a message.
-MAX_LISTED = 6
+MAX_LISTED = 6  # maximum number of changed options in a message
 
 # Messages about objects of a Python program that differ when they are given again.
 _GIVEN_ANEW = {
@@ -55,10 +54,9 @@ def validate_changes(
         listed = ", ".join([*messages.values()][:MAX_LISTED])
         if (more := len(messages) - MAX_LISTED) > 0:
             listed += f", and {more} more differ"
-        raise ConfigError(
-            f"{folder.path} holds another run: {listed}. Choose another --workdir, "
-            f"start again with --overwrite, or --allow_change={','.join(refused)}"
-        )
+        way = "Choose another --workdir, start again with --overwrite, or "
+        way += f"--allow_change={','.join(refused)}"
+        raise ConfigError(f"{folder.path} holds another run: {listed}. {way}")
 
 
 def validate_dataset(

@@ -44,11 +44,8 @@ from towers.training.watchdog import Watchdog
 # Time for which steps are timed, and duration of a call, in seconds.
 TIMED_SECS, CALL_SECS = 5.0, 1.0
 
-# Number of batches of an evaluation that are timed.
-TIMED_BATCHES = 4
-
-# Minimum share of the time of a run for which a flag is suggested.
-MIN_SHARE = 0.1
+TIMED_BATCHES = 4  # number of batches of an evaluation that are timed
+MIN_SHARE = 0.1  # minimum share of the time of a run for which a flag is suggested
 
 
 def dry_run(

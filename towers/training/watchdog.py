@@ -29,8 +29,7 @@ _PATIENCE_SECS = 5.0
 # Factor on the time limit while steps are compiled and GPUs connect.
 _STARTING_FACTOR = 6
 
-# The main thread inspects the worker this often.
-_TICK_SECS = 0.1
+_TICK_SECS = 0.1  # the main thread inspects the worker this often
 
 # Maximum time that counts between two ticks; the rest is a pause.
 _LONGEST_TICK_SECS = 1.0

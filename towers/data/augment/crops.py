@@ -25,8 +25,7 @@ from towers.data.randomness import Draw
 RATIO = (3 / 4, 4 / 3)  # width over height
 ATTEMPTS = 10
 
-# Shorter side from which `by_size` takes crops of random sizes.
-LARGE = 64
+LARGE = 64  # shorter side from which `by_size` takes crops of random sizes
 
 
 class Boxes(NamedTuple):

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
-# Gray of colors (ITU-R BT.601).
-GRAY = 0.299, 0.587, 0.114
+GRAY = 0.299, 0.587, 0.114  # gray of colors (ITU-R BT.601)
 
 
 class Refused(ValueError):

@@ -64,8 +64,7 @@ def cached(source: str, key: str, num_bytes: int, contents: Iterable[bytes]) -> 
             if not isinstance(error, OSError) or error.filename == source:
                 raise
             why = f"remote files cannot be kept there: {error.strerror}"
-            way = "TOWERS_CACHE_DIR names another folder"
-            raise DataError(f"{folder()}: {why}; {way}") from error
+            raise DataError(f"{folder()}: {why}; set TOWERS_CACHE_DIR") from error
         _shrink(place, num_bytes, most)
     return place
 

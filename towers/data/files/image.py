@@ -32,8 +32,7 @@ FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
 }
 
-# For the images that are decoded at the same time.
-memory = Memory(num_bytes=2 * 10**9)
+memory = Memory(num_bytes=2 * 10**9)  # for the images that are decoded at the same time
 
 # EXIF orientations that exchange rows and columns, and that then reverse each.
 SIDEWAYS, REVERSED_ROWS, REVERSED_COLUMNS = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)

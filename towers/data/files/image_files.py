@@ -21,8 +21,7 @@ CONTENT_ERRORS = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL),
     *(errno.ELOOP, errno.ENAMETOOLONG),
 )
-# Maximum number of kinds of faults in a message.
-MAX_KINDS = 3
+MAX_KINDS = 3  # maximum number of kinds of faults in a message
 
 
 class ImageFiles(Protocol):

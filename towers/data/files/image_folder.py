@@ -77,8 +77,7 @@ class Listing:
         classes = tuple(map(class_name, by_class))
         for name, count in collections.Counter(classes).items():
             if count > 1:
-                why = "there are two folders of this name, which differ in spaces or "
-                why += "in composed letters (NFC, NFD); move their images to one"
+                why = "two folders differ in spaces or composed letters; join them"
                 raise DataError(f"{shown(os.path.join(folder, name))}: {why}")
         counts = [paths.count(0) for paths in by_class.values()]
         labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)

@@ -22,8 +22,7 @@ from towers.data.streams import call_in_readers
 from towers.errors import DataError, TowersError, did_you_mean, with_nearest
 from towers.messages import shown
 
-# Version of the cached arrays of a shard.
-FORMAT = 3
+FORMAT = 3  # version of the cached arrays of a shard
 
 
 class Names(Sequence):

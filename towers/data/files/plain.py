@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# Maximum size in bytes of the images that one call decodes.
-MAX_BYTES = 8_000_000
+MAX_BYTES = 8_000_000  # maximum size in bytes of the images that one call decodes
 
 JPEG, END_OF_JPEG = b"\xff\xd8", b"\xff\xd9"
 # Huffman and quantization tables, restart interval, JFIF, a comment.

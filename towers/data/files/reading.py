@@ -32,11 +32,9 @@ BLOCK_BYTES = 4 * 2**20
 PIXEL_BYTES = 8
 OTHER_BYTES = 64_000_000
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs"}
-# First bytes of a pointer file of Git LFS.
-LFS = b"version https://git-lfs.github.com/"
+LFS = b"version https://git-lfs.github.com/"  # first bytes of a pointer file of Git LFS
 LFS_HINT = "is a pointer of Git LFS and not the file itself: run git lfs pull"
-# Seconds between repeated requests.
-PAUSES = (0.2, 1.0, 4.0)
+PAUSES = (0.2, 1.0, 4.0)  # seconds between repeated requests
 TIMEOUT_SECS = 30.0
 # Maximum number of local files that stay open, of the descriptors of a process.
 _LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -174,8 +172,7 @@ def known_version(path: str) -> Version:
     return _versions.get(path) or current_version(path)
 
 
-# URL -> version of files that were read.
-_versions: dict[str, Version] = {}
+_versions: dict[str, Version] = {}  # URL -> version of files that were read
 
 
 class RemoteEntry(NamedTuple):

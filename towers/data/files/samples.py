@@ -15,15 +15,13 @@ from towers.data.sources import Source, blocks_of, channel_counts, moments
 from towers.errors import DataError
 from towers.messages import shown
 
-# Number of images whose stored sizes are compared.
-NUM_COMPARED = 256
+NUM_COMPARED = 256  # number of images whose stored sizes are compared
 # Number of training images, drawn with a fixed seed, for mean and standard deviation.
 # The error of a mean is about 1 of 255; the means of images differ by 50.
 SAMPLE = 5000
 # A warning is given if this share of the sample spans less than FLAT_RANGE of 255.
 FLAT_RANGE, FLAT_SHARE = 16, 0.1
-# Number of blocks that are read for a sample.
-NUM_BLOCKS = 16
+NUM_BLOCKS = 16  # number of blocks that are read for a sample
 # Numbers of training images, and of their pixels, for the range of value_range=auto.
 RANGE_SAMPLE, RANGE_PIXELS = 500, 1_000_000
 

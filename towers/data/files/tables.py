@@ -45,8 +45,7 @@ _ROLES = {
     "fold": (r"k?fold",),
     "weight": (r"(sample_)?weight",),
 }
-# Row numbers of pandas.
-_ROW_NUMBERS = r"|Unnamed: \d+"
+_ROW_NUMBERS = r"|Unnamed: \d+"  # row numbers of pandas
 
 
 def load(

@@ -269,9 +269,8 @@ def _label(name, key, content):
         values = json.loads(content)
         keys = values if isinstance(values, dict) else ()
         if key not in keys:
-            known = shown(", ".join(keys), 100)
-            way = "--columns=label:json:KEY names it"
-            raise ValueError(f"has no key {key}, only {known}; {way}")
+            why = f"has no key {key}, only {shown(', '.join(keys), 100)}"
+            raise ValueError(f"{why}; --columns=label:json:KEY names it")
         return label_text(values[key])
     except RecursionError:
         raise ValueError(f"{shown(name, 60)} is nested too deeply") from None

@@ -25,8 +25,7 @@ from towers.messages import one_line
 
 # Floats up to this maximum that are not whole are fractions, not values of 0..255.
 MAX_FRACTIONS = 4
-# Number of images that each reader reads ahead.
-AHEAD = 4
+AHEAD = 4  # number of images that each reader reads ahead
 
 
 class ImageFile(NamedTuple):

@@ -29,8 +29,7 @@ from towers.errors import DataError
 from towers.messages import one_line, shown
 
 MAX_ARCHIVE_BYTES = 2**28
-# Bytes allowed in a gzip file beyond twice its uncompressed size.
-PACKING_BYTES = 2**20
+PACKING_BYTES = 2**20  # bytes allowed in a gzip file beyond twice its uncompressed size
 
 # Longest wait for a connection, and longest pause in a download.
 CONNECT_SECS, STALL_SECS = 1.2, 30.0

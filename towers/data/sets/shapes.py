@@ -22,8 +22,7 @@ NUM_TEST = 2_000
 # the pixels finds 0.25 of the classes without it, 0.35 with it, 0.44 with twice that.
 LIGHTER = 8.0
 
-# Images drawn at once, so that intermediate arrays fit into a core's cache.
-CHUNK = 50
+CHUNK = 50  # images drawn at once, so that intermediate arrays fit into a core's cache
 
 # (x, y) from the shape's middle, x to the right, y down, in its unit of length -> the
 # distance to its outline, negative inside; near the outline it grows by 1 per unit.

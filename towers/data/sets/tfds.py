@@ -173,10 +173,9 @@ def _find(name: str, data_dir: str) -> str:
     if configs:
         what = f"{PREFIX}{name} is prepared as {', '.join(configs)}"
         raise DataError(f"{what}; choose one: --dataset={PREFIX}{configs[0]}")
-    raise DataError(
-        f"{PREFIX}{name} was not found: no {name}/VERSION in {root} (--data_dir) or "
-        f"{shared}; prepare it: tfds build {name} --file_format=array_record"
-    )
+    why = f"no {name}/VERSION in {root} (--data_dir) or {shared}"
+    way = f"prepare it: tfds build {name} --file_format=array_record"
+    raise DataError(f"{PREFIX}{name} was not found: {why}; {way}")
 
 
 def _entries(folder):
