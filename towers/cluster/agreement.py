@@ -129,11 +129,9 @@ def connect(
 ) -> Workers:
     """Wait for all workers and start TensorFlow's server, before it computes.
 
-    Its devices must be configured; `num_gpus=0` sums on the host.
-
-    Raises:
-        ConfigError: this worker cannot listen, or another program uses an address.
-        WorkerLostError: not all workers came.
+    Its devices must be configured; `num_gpus=0` sums on the host. ConfigError if this
+    worker cannot listen, or another program uses an address; WorkerLostError if not all
+    workers come.
     """
     wait_for_all(addresses, index, wait_secs)
     # gRPC would ask a proxy for the other workers.

@@ -62,17 +62,13 @@ class TrainBatches:
     repeats: int = 1
 
     def __call__(self, step: tf.Tensor, indices: tf.Tensor | None = None) -> Batch:
-        """Return the batch of a step.
+        """Return the batch of a step, int64 scalar, 0 for the first.
 
-        Args:
-            step: int64 scalar, 0 for the first.
-            indices: of `indices`; None to draw the orders here.
-
-        Returns:
-            "images" float32 [n, height, width, channels]; "labels" int32 [n], or
-            float32 [n, num_classes] of mixed images and of label sets; "sample_weights"
-            float32 [n] if the source has them; noise of each dropout layer, float32
-            [n, ...]. n is G, or the number of images of the share.
+        It has "images" float32 [n, height, width, channels]; "labels" int32 [n], or
+        float32 [n, num_classes] of mixed images and of label sets; "sample_weights"
+        float32 [n] if the source has them; noise of each dropout layer, float32
+        [n, ...]. n is G, or the number of images of the share. `indices` are those of
+        the method; None draws the orders here.
         """
         if indices is None:
             indices = self.indices(step)
@@ -126,15 +122,9 @@ class TrainBatches:
         return _read_ahead(self._stored(first_step))
 
     def process(self, step: tf.Tensor, stored: Batch) -> Batch:
-        """Augment and mix the stored examples of a step.
+        """Augment and mix examples of `stored_stream` to the batch of a step.
 
-        Args:
-            step: int64 scalar.
-            stored: of `stored_stream`: "indices" int64 [n], "images" [n, height, width,
-                channels], "labels" and perhaps "sample_weights".
-
-        Returns:
-            The batch, as a call gives it; labels that are not mixed keep their dtype.
+        Labels that are not mixed keep their dtype.
         """
         batch = dict(stored)
         draw = self._draw(step, batch.pop("indices"))

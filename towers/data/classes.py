@@ -57,12 +57,10 @@ def similar_names(class_names: Sequence[str]) -> list[str]:
 
 
 def images_of_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Count the images of each class, for integers [n] or sets [n, classes].
-
-    Images of no class, labeled `num_classes`, are left out.
-    """
+    """Count the images of each class, from integers [n] or sets [n, classes]."""
     if labels.ndim == 2:
         return labels.sum(0, dtype=np.int64)
+    # Images of no class are labeled `num_classes`.
     return np.bincount(labels, minlength=num_classes)[:num_classes]
 
 

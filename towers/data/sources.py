@@ -115,10 +115,7 @@ class ArraySource:
 
 
 def _copied(images):
-    """Return a tensor of an array, filled in parts.
-
-    A tensor of `tf.constant` takes twice its bytes (TensorFlow 2.21).
-    """
+    """Return a tensor, filled in parts, as `tf.constant` takes twice its bytes."""
     length = max(1, COPIED_BYTES // max(1, images[:1].nbytes))
     tensor = tf.fill(images.shape, tf.zeros([], images.dtype))
     for first in range(0, len(images), length):
@@ -372,10 +369,7 @@ def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float,
 
 
 def channel_counts(images: np.ndarray) -> np.ndarray:
-    """Return histograms of the values per channel of [n, h, w, c].
-
-    They are [c, 256] for uint8, and [c, 65536] for floats in 0..255.
-    """
+    """Return histograms of channels, [c, 256] for uint8, [c, 65536] for 0..255."""
     num_levels = 256 if images.dtype == np.uint8 else 65536
     counts = np.zeros((images.shape[-1], num_levels))
     for channel in range(images.shape[-1]):

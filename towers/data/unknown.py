@@ -16,11 +16,8 @@ def set_apart(data_set: DataSet, name: str) -> DataSet:
     """Return the data set without a class, whose images are of no class.
 
     Training images of the class get the label `len(class_names)`. Held-out ones are in
-    `DataSet.unknown`, not in the sources of the evaluations.
-
-    Raises:
-        ConfigError: the data set lacks the class, has label sets, or a single class is
-            left.
+    `DataSet.unknown`, not in the sources of the evaluations. ConfigError if the data
+    set lacks the class, has label sets, or a single class is left.
     """
     names, option = data_set.class_names, f"unknown_class={shown(name, 40)}"
     if name not in names:

@@ -10,10 +10,7 @@ from towers.errors import ConfigError
 
 
 class Profile:
-    """A trace of the steps between two numbers of steps, if any.
-
-    A context manager, which ends the trace if the run ends within it.
-    """
+    """A context manager that traces the steps between two numbers of steps, if any."""
 
     def __init__(self, steps: Sequence[int], folder: pathlib.Path):
         if steps and not (len(steps) == 2 and 0 <= steps[0] < steps[1]):

@@ -6,11 +6,11 @@ and the clock.
 """
 
 import contextlib
+import faulthandler
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Container
 from concurrent import futures
 from typing import Any
@@ -168,7 +168,7 @@ class Watchdog:
                 limit = factor * self._stuck_after_secs
                 if limit and now - since > limit:
                     worker.abandon()
-                    _print_stacks()
+                    faulthandler.dump_traceback(sys.__stderr__ or 2)
                     times = f"{factor} x " if factor > 1 else ""
                     at = f", while {activity}" if work != activity else ""
                     raise StuckError(
@@ -190,18 +190,6 @@ class Watchdog:
             return steps, worker.activity, worker.activity, False
         may_abandon = worker.activity is not None or activity in self._interruptible
         return steps, f"step {steps + 1}", worker.activity or activity, may_abandon
-
-
-def _print_stacks():
-    """Print where each thread is."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, innermost in sys._current_frames().items():
-        console.error(f"Thread {names.get(ident, ident)} (most recent call first):")
-        for frame, number in traceback.walk_stack(innermost):
-            code = frame.f_code
-            console.error(
-                f'  File "{code.co_filename}", line {number} in {code.co_name}'
-            )
 
 
 class _Abandoned(BaseException):

@@ -149,19 +149,10 @@ def create_augment(
 ) -> Augment:
     """Create an augmentation by its name, followed in training by a policy.
 
-    Args:
-        name: in `towers.config.choices.AUGMENTS`, or FILE.py:FUNCTION.
-        image_shape: of the stored images: height, width, channels.
-        mean: of the training images, per channel, in units of 0..255.
-        std: as `mean`.
-        crop_scale: bounds of the share of the area in random crops.
-        policy: in `towers.config.choices.POLICIES`.
-        on_gpu: whether GPUs augment.
-        policy_options: of the policy, which gets those that its signature names.
-
-    Raises:
-        ValueError: it does not fit the images; or one in a file has a state, or
-            standardizes by other moments before a policy.
+    `image_shape` is that of the stored images; `mean` and `std` are of the training
+    images, per channel, in units of 0..255; the policy gets the `policy_options` that
+    its signature names. ValueError if the augmentation does not fit the images; or one
+    in a file has a state, or standardizes by other moments before a policy.
     """
     augment = factories.create(
         "augment",

@@ -247,10 +247,7 @@ def _mixed_values(level, sign, height, width):
 
 
 def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
-    """Make images gray, solarized or blurred, then jitter their colors.
-
-    3-Augment (Touvron et al. 2022, arXiv:2204.07118).
-    """
+    """Apply 3-Augment, then jitter colors (Touvron et al. 2022, arXiv:2204.07118)."""
     n = images.shape[0]
     numbers = draw("three_augment", [n, 6])
     three = "color", "solarize", "blur"

@@ -235,12 +235,6 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
     return depth
 
 
-def class_folder(path: str, depth: int, class_level: int = 0) -> str:
-    """Return the part of a path that names the class; "" if it has too few folders."""
-    folders = path.split("/")[:-1]
-    return "/".join(folders[class_level - 1 :][:1] if class_level else folders[:depth])
-
-
 def depth_of(class_names: Iterable[str]) -> int:
     """Return the number of folders in class names."""
     return 1 + max(name.count("/") for name in class_names)

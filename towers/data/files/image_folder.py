@@ -77,7 +77,7 @@ class Listing:
         classes = tuple(map(class_name, by_class))
         for name, count in collections.Counter(classes).items():
             if count > 1:
-                why = "two folders differ in spaces or composed letters; join them"
+                why = "two folders of this name, but for spaces or Unicode; join them"
                 raise DataError(f"{shown(os.path.join(folder, name))}: {why}")
         counts = [paths.count(0) for paths in by_class.values()]
         labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -87,14 +87,15 @@ class Listing:
 
     def _regrouped(self, by_class, folder):
         grouped: dict[str, list[bytes]] = {}
+        level = self.class_level
+        begin, end = (level - 1, level) if level else (0, self.depth)
         self.num_nested = 0
         for path in _paths(by_class):
-            self.num_nested += path.count("/") > (self.class_level or self.depth)
-            name = class_folders.class_folder(path, self.depth, self.class_level)
-            if name:
+            self.num_nested += path.count("/") > end
+            if name := "/".join(path.split("/")[:-1][begin:end]):
                 grouped.setdefault(name, []).append(os.fsencode(f"{path}\0"))
             else:
-                text = f"class_level={self.class_level}: is in fewer folders"
+                text = f"class_level={level}: is in fewer folders"
                 self.refuse(os.path.join(folder, path), text)
         order = sorted(grouped, key=lambda name: name.split("/"))
         return {name: b"".join(grouped[name]) for name in order}

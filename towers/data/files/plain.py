@@ -66,10 +66,7 @@ def _has_plain_chunks(content):
 
 
 def decode(contents: Sequence[bytes], channels: int) -> np.ndarray:
-    """Return uint8 images [n, height, width, channels] of plain files of one size.
-
-    Raises OpError if one of them is damaged.
-    """
+    """Decode plain files of one size, uint8 [n, h, w, channels]; OpError if damaged."""
     return _decoder(channels)(tf.constant(contents)).numpy()
 
 

@@ -29,15 +29,12 @@ AHEAD = 4  # number of images that each reader reads ahead
 
 
 class ImageFile(NamedTuple):
-    """An image [height, width, channels]; None with a fault if unusable.
-
-    It is resized from `source`, a path, array or Pillow image.
-    """
+    """An image [height, width, channels]; None with a fault if unusable."""
 
     path: str
     image: np.ndarray | None
     fault: str = ""
-    source: Any = None
+    source: Any = None  # path, array or Pillow image that is resized
 
 
 def read_files(

@@ -77,10 +77,7 @@ def load(name: str, data_dir: str = "") -> DataSet:
 
 
 def download(published: Published, folder: str) -> None:
-    """Download the archives that a folder lacks.
-
-    OSError if one cannot be fetched or written, ValueError if it has another checksum.
-    """
+    """Download what a folder lacks; ValueError if an archive has another checksum."""
     import pooch  # takes a while
 
     seconds = CONNECT_SECS, STALL_SECS
