@@ -111,9 +111,7 @@ POLICIES = {
         "the same, learned on ImageNet", {"learned_on": "imagenet"}, "auto_augment"
     ),
     "augmix": Choice("three chains of operations, mixed"),
-    "three_augment": Choice(
-        "gray, solarized or blurred, then color jitter, as DeiT III"
-    ),
+    "three_augment": Choice("gray, solarized or blurred, then jittered, as DeiT III"),
 }
 
 OPTIMIZERS = {
@@ -123,9 +121,7 @@ OPTIMIZERS = {
     "adam": Choice("Adam, weight decay in the loss", scale_free=True),
     "adamw": Choice("Adam with decoupled weight decay", scale_free=True),
     "lars": Choice("layer-wise rates, for large batches", scale_free=True, sums=True),
-    "lamb": Choice(
-        "layer-wise rates for Adam, for large batches", scale_free=True, sums=True
-    ),
+    "lamb": Choice("Adam with layer-wise rates", scale_free=True, sums=True),
     "lion": Choice("signs of a momentum", scale_free=True),
     "muon": Choice(
         "orthogonalized momentum for convolutions, nesterov for the rest",
@@ -136,9 +132,7 @@ OPTIMIZERS = {
 }
 
 LOSSES = {
-    "cross_entropy": Choice(
-        "of the softmax; of images with several labels binary_cross_entropy"
-    ),
+    "cross_entropy": Choice("of the softmax; of label sets binary_cross_entropy"),
     "focal": Choice("less of images that are classified well"),
     "binary_cross_entropy": Choice("of a sigmoid per class, their mean"),
 }
@@ -148,17 +142,10 @@ SCHEDULES = {
     "exponential": Choice("a falling staircase"),
     "smooth_exponential": Choice("its smooth form", {"is_smooth": True}, "exponential"),
     "piecewise": Choice("by --epoch_factors"),
-    "cosine": Choice(
-        "half a cosine to zero at --num_epochs", by_length=True, warms_up=True
-    ),
-    "linear": Choice("a line to zero at --num_epochs", by_length=True, warms_up=True),
-    "one_cycle": Choice(
-        "a line up and a line down to zero at --num_epochs", by_length=True
-    ),
-    "plateau": Choice(
-        "lowered where evaluations on held-out images are no longer better",
-        by_accuracy=True,
-    ),
+    "cosine": Choice("half a cosine to zero at the end", by_length=True, warms_up=True),
+    "linear": Choice("a line to zero at the end", by_length=True, warms_up=True),
+    "one_cycle": Choice("a line up and a line down to zero at the end", by_length=True),
+    "plateau": Choice("lowered if evaluations are no longer better", by_accuracy=True),
 }
 
 STRATEGIES = {

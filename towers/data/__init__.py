@@ -28,22 +28,13 @@ def load(
 ) -> "DataSet":
     """Load a data set by its name.
 
-    Args:
-        name: in `towers.config.choices.DATASETS`, or FILE.py:FUNCTION, a function with
-            some of the keyword arguments data_dir, the fields of `ImageOptions`, and
-            image_options, which is one.
-        data_dir: where the user keeps it; empty for the usual places.
-        trained: the network to evaluate; a data set may then have no training images,
-            and `train` is None.
-        columns: ROLE:NAME by commas, for columns of a container with unusual names, see
-            `files.containers`.
-        image_dir: of tables, see `files.tables.TableReader`.
-        fold: part of a table to test on.
-        label_separator: between labels of a cell.
-        class_level: of folders, see `files.image_folder.load`.
-        unknown_class: name of the class whose images are of no class.
-        image_options: fields of `image_files.ImageOptions`, for images that are decoded
-            when they are read.
+    `name` is in `towers.config.choices.DATASETS`, or FILE.py:FUNCTION, a function with
+    some of the keyword arguments data_dir, the fields of `ImageOptions`, and
+    image_options, which is one. `data_dir` is empty for the usual places. For a
+    `trained` network to evaluate, a data set may have no training images, and `train`
+    is None. `columns`, `image_dir`, `fold` and `label_separator` are of containers, see
+    `files.containers` and `files.tables`, `class_level` of folders, see
+    `files.image_folder`; images of `unknown_class` are of no class.
 
     Raises:
         DataError: it is missing or invalid, such as a label outside of the classes;

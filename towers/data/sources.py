@@ -288,29 +288,18 @@ class Trained(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A training and a test source, with their classes.
-
-    Attributes:
-        train: None if only the test images were loaded, to evaluate a trained network.
-        class_names: in the order of the labels.
-        mean, std: of the training images, per channel, in units of 0..255.
-        pixels: format of the images, and the range that becomes 0..255.
-        origin: the location of the data.
-        validation: for the evaluations during training; None to use `test`.
-        inventory: how the data was read.
-        unknown: "validation" or "test" -> its images of no class, labeled 0; None if
-            no class is set apart, see `unknown.set_apart`.
-    """
+    """A training and a test source, with their classes."""
 
     name: str
-    train: Source | None
+    train: Source | None  # None if only test images were loaded, for a trained network
     test: Source
-    class_names: tuple[str, ...]
-    mean: tuple[float, ...]
+    class_names: tuple[str, ...]  # in the order of the labels
+    mean: tuple[float, ...]  # of the training images, per channel, in units of 0..255
     std: tuple[float, ...]
-    origin: str
-    validation: Source | None = None
+    origin: str  # the location of the data
+    validation: Source | None = None  # for the evaluations in training; None for `test`
     inventory: Inventory = dataclasses.field(default_factory=Inventory)
+    # "validation" or "test" -> its images of no class, labeled 0, see `set_apart`.
     unknown: dict[str, Source] | None = None
     pixels: PixelFormat = PHOTO
 

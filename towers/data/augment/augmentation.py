@@ -33,23 +33,17 @@ MAX_TRIED_VALUES = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """The augmentation of a data set's images, [n, height, width, channels].
+    """The augmentation of a data set's images, [n, height, width, channels]."""
 
-    Attributes:
-        train: (images, draw) -> float32 images, random. The images are the stored
-            ones, uint8, or float32 in 0..255 of other pixels or after distortions.
-        evaluate: stored images -> float32 images, the same every time.
-        image_shape: height, width, channels of the results.
-        train_on_crops: as `train`, for images that are random crops already, see
-            `Source.read`; None if it takes none.
-        crop_scale: bounds of the share of the area in such crops.
-    """
-
+    # (images, draw) -> float32 images, random. The images are the stored ones, uint8,
+    # or float32 in 0..255 of other pixels or after distortions.
     train: Callable[[tf.Tensor, Draw], tf.Tensor]
+    # Stored images -> float32 images, the same every time.
     evaluate: Callable[[tf.Tensor], tf.Tensor]
-    image_shape: Shape
+    image_shape: Shape  # of the results
+    # As `train`, for random crops, see `Source.read`; None if it takes none.
     train_on_crops: Callable[[tf.Tensor, Draw], tf.Tensor] | None = None
-    crop_scale: tuple[float, float] = CROP_SCALE
+    crop_scale: tuple[float, float] = CROP_SCALE  # bounds of the share of their area
 
     def with_train(self, wrap: Callable[[Callable], Callable]) -> "Augment":
         """Return the same with `train` and `train_on_crops` wrapped."""

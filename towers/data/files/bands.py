@@ -26,12 +26,8 @@ def differs(kind: str, dtype: str, channels: int) -> str:
 class Bands:
     """An image of any number of bands, with the methods of Pillow's that are used.
 
-    Args:
-        dtype: Of the stored numbers.
-        shape: Height, width and bands, without alpha.
-        decode: Returns an array with these numbers, called once.
-        bits: Bits of an unsigned integer, as 12 in files of 16.
-        orientation: In EXIF.
+    `decode`, called once, returns an array of `dtype` and `shape`, height, width and
+    bands without alpha; `bits` are those of an unsigned integer, as 12 in files of 16.
     """
 
     def __init__(

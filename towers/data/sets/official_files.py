@@ -75,6 +75,8 @@ class Published:
 
 
 _KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz/"
+_CIFAR10 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+_CIFAR100 = "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
 _IDX_FILES = {"train": {"train": 60_000}, "test": {"t10k": 10_000}}
 
 
@@ -96,11 +98,7 @@ PUBLISHED: dict[str, Published] = {
         ),
         image_shape=(32, 32, 3),
         address=_KRIZHEVSKY,
-        archives={
-            "cifar-10-binary.tar.gz": (
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
-            )
-        },
+        archives={"cifar-10-binary.tar.gz": _CIFAR10},
         folders=("cifar-10-batches-bin",),
         files={
             "train": {f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
@@ -128,11 +126,7 @@ PUBLISHED: dict[str, Published] = {
         ),
         image_shape=(32, 32, 3),
         address=_KRIZHEVSKY,
-        archives={
-            "cifar-100-binary.tar.gz": (
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
-            )
-        },
+        archives={"cifar-100-binary.tar.gz": _CIFAR100},
         folders=("cifar-100-binary",),
         files={"train": {"train.bin": 50_000}, "test": {"test.bin": 10_000}},
         label_counts={"coarse label": 20, "fine label": 100},
