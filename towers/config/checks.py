@@ -29,8 +29,7 @@ _NEEDED = {
 _WEIGHTS = ("class_weights", "pos_weights")
 
 # Options of a data set that are not fields of `ImageOptions`.
-_NOT_OF_IMAGES = set("data_dir columns image_dir fold class_level".split())
-_NOT_OF_IMAGES.add("label_separator")
+_OTHERS = "data_dir columns image_dir fold class_level label_separator".split()
 
 
 def check_together(config: "Config") -> None:
@@ -181,7 +180,7 @@ def ignored_options(config: "Config") -> list[str]:
         if "build" in names:  # a `Builder`
             names += ("width",)
         for name in config.options_of(option):
-            if "image_options" in names and name not in _NOT_OF_IMAGES:
+            if "image_options" in names and name not in _OTHERS:
                 continue
             value = getattr(config, name)
             is_default = value == getattr(type(config), name)

@@ -53,18 +53,18 @@ def fit_head(
             console.line("linear probe: none, as the head has trained values")
         return
     names = _head_names(parts.model)
-    state, features, labels = trainer.state(), [], []
+    state, batches = trainer.state(), []
     kernel, bias = (state[name] for name in names)
     known = list(new[names[0]])
     with activity("fitting the head") as heartbeat:
         for batch in features_of_images(trainer, parts, config):
-            features.append(batch[0])
-            labels.append(batch[1])
+            batches.append(batch)
             heartbeat()
-        images, is_known = np.concatenate(features), np.isin(range(bias.size), known)
+        images, labels = map(np.concatenate, zip(*batches, strict=True))
+        is_known = np.isin(range(bias.size), known)
         offsets = (images @ kernel + bias) * is_known
         *values, correct = logistic_regression(
-            images, np.concatenate(labels), bias.size, heartbeat, known, offsets
+            images, labels, bias.size, heartbeat, known, offsets
         )
     for name, array in zip(names, values, strict=True):
         array[..., known] = state[name][..., known]

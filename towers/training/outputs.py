@@ -45,10 +45,6 @@ class Outputs:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def describe(self, **about: str) -> None:
-        """Add to the description of this process, see `Lock.describe`."""
-        self.lock.describe(**about)
-
     def say(self, line: str) -> None:
         """Print a line about the run, once for all workers."""
         console.line(line)
@@ -93,7 +89,7 @@ class NoOutputs(Outputs):
     def _do_nothing(self, *args, **kwargs):
         pass
 
-    __enter__ = __exit__ = describe = say = save = wait = raise_error = _do_nothing
+    __enter__ = __exit__ = say = save = wait = raise_error = _do_nothing
 
 
 def is_between_steps(trainer: Trainer) -> bool:

@@ -143,7 +143,8 @@ def train(
         # Build.
         config = with_options_of_weights(config, checkpoint)
         devices = assembly.configure_devices(config)
-        outputs.describe(device=devices.kind)
+        if is_chief:
+            outputs.lock.describe(device=devices.kind)
         workers = join_workers(cluster, config, devices)
         parts, trainer = build_run(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change

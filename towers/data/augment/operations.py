@@ -4,6 +4,7 @@ Each gives the values of Pillow's operation, up to its rounding. The images of a
 that have an operation of the same kind go through it together.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,12 +53,8 @@ def apply(
     `bilinear`, else the nearest ones. With `on_gpu` every operation is computed for all
     images, as the host would wait for shapes that depend on values.
     """
-
-    def moved(images, operations, values):
-        return _moved(images, operations, values, bilinear)
-
     kinds = {
-        MOVES: moved,
+        MOVES: functools.partial(_moved, bilinear=bilinear),
         ("brightness", "contrast", "posterize", "solarize", "autocontrast"): _mapped,
         ("color", "sharpness"): _filtered,
         ("equalize",): _equalized,

@@ -94,33 +94,29 @@ def split_folders(root: str, names: Sequence[str], class_level: int) -> dict[str
     `seg_train` or `val2017` are splits only if they hold class folders, since a class
     may be called `steam_train`.
     """
-    splits: dict[str, list[str]] = {}
-    alike: dict[str, list[str]] = {}
-    deep: dict[str, list[str]] = {}
+    exact, alike, deep = (collections.defaultdict(list) for _ in range(3))
     for name in names:
         split = split_of(name) or ""
         if is_split(name):
-            splits.setdefault(split, []).append(name)
+            exact[split].append(name)
         elif class_level == 0 and split:
-            alike.setdefault(split, []).append(name)
+            alike[split].append(name)
             if inside(os.path.join(root, name))[0]:
-                deep.setdefault(split, []).append(name)
-    if splits:
-        splits = deep | splits
-    elif "train" in alike and len(alike) > 1:
-        listed = " and ".join(f"{named[0]}/" for named in alike.values())
-        if not _are_splits(root, names, alike):
-            if "train" in deep and len(deep) > 1:
-                what = f"{shown(root)}: are {shown(listed, 60)} splits of the images?"
-                way = "Rename them to train/ and test/. Or classes? --class_level=1"
-                raise DataError(f"{what} {way}")
-        elif "train" not in deep:
-            why = f"{shown(listed, 60)} are named like splits and have no class folders"
+                deep[split].append(name)
+    listed = shown(" and ".join(f"{named[0]}/" for named in alike.values()), 60)
+    splits: dict[str, list[str]] = {}
+    if exact:
+        splits = {**deep, **exact}
+    elif "train" in alike and len(alike) > 1 and _are_splits(root, names, alike):
+        if "train" not in deep:
+            why = f"{listed} are named like splits and have no class folders inside"
             way = f"{LAYOUT}; --class_level=1 if they are classes"
-            raise DataError(f"{shown(root)}: {why} inside; {way}")
-        else:
-            splits = alike
-    if not splits and "train" in deep:
+            raise DataError(f"{shown(root)}: {why}; {way}")
+        splits = alike
+    elif "train" in deep:
+        if len(deep) > 1:
+            way = "Rename them to train/ and test/. Or classes? --class_level=1"
+            raise DataError(f"{shown(root)}: are {listed} splits of the images? {way}")
         path = os.path.join(root, deep["train"][0])
         if len(inside(path)[0]) > 1:
             what = "are these the training images, or images of one class?"
