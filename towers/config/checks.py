@@ -126,9 +126,8 @@ def _contradictions(config: "Config") -> Iterator[tuple[str, str]]:
     if config.fit in ("pad", "stretch") and config.center_crop not in (0, 1):
         why = "the center crop cuts off what the fit keeps; drop one of the two"
         yield "fit center_crop", why
-    if config.init_from == IMAGENET and not (
-        model.has_standardization or model.pretrained
-    ):
+    is_known = model.has_standardization or model.pretrained
+    if config.init_from == IMAGENET and not is_known:
         why = "no trained weights of this network are known; give a file or a run, or "
         yield "init_from model", f"{why}--model=tf_efficientnet_lite0, keras:NAME"
     if config.choice_of("augment").standardizes_images:

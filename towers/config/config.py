@@ -213,9 +213,7 @@ class Config:
         Range(at_least=1, at_most=1_000_000),
     )
     augment: str = option("auto", "Augmentation.", table="augment")
-    crop_scale: str = option(
-        "0.08,1", "Area of crops of random size, as fractions.", read_by="augment"
-    )
+    crop_scale: str = option("0.08,1", "Area of crops (fractions).", read_by="augment")
     policy: str = option("none", "Policy, applied after --augment.", table="policy")
     rand_augment: str = option(
         "2,9", "Operations of rand_augment, their magnitude (0-30).", read_by="policy"

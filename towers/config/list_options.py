@@ -87,8 +87,7 @@ def _number(text):
     return number
 
 
-# Option -> (function that reads a part, minimum number of parts, description of a
-# valid part).
+# Option -> (function that reads a part, minimum number of parts, a valid part).
 LISTS: dict[str, tuple[Callable[..., Any], int, str]] = {
     "crop_scale": (_share, 2, "fractions, the smaller one first, such as 0.35,1"),
     "early_sizes": (_early_size, 0, "SIZE:UNTIL, both growing, such as 16:0.2,24:0.5"),

@@ -35,8 +35,7 @@ class Orders(NamedTuple):
     begin: tf.Tensor  # int64 scalar
 
 
-# Number of images from which layers such as whitening take their state, as in the
-# public speedruns.
+# Number of images from which layers such as whitening take their state.
 NUM_ADAPT_IMAGES = 5000
 
 

@@ -68,10 +68,8 @@ class ArraySource:
         sample_weights: np.ndarray | None = None,
     ):
         if images.dtype.name not in DTYPES or images.ndim != 4:
-            expected = f"{' or '.join(DTYPES)} [n, height, width, channels]"
-            raise ValueError(
-                f"images are {images.dtype} {images.shape}, not {expected}"
-            )
+            kinds = f"{' or '.join(DTYPES)} [n, height, width, channels]"
+            raise ValueError(f"images are {images.dtype} {images.shape}, not {kinds}")
         labels = np.asarray(labels)
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images but {len(labels)} labels")

@@ -29,8 +29,7 @@ NUM_CALLS = max(4, num_cores() // 4)  # batches that one stage makes at the same
 # Maximum memory of the batches that are read at the same time, in bytes.
 MAX_BATCH_BYTES = 10**9
 
-# For the functions of maps: AutoGraph, which would rewrite `if` and `for`, takes longer
-# than tracing them.
+# For the functions of maps: AutoGraph takes longer than tracing them.
 plain = tf.autograph.experimental.do_not_convert
 
 _calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

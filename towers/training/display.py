@@ -9,8 +9,7 @@ from towers import console
 from towers.errors import ConfigError
 from towers.messages import duration
 
-# Minimum seconds until and between lines; the interval grows by this fraction of the
-# elapsed time.
+# Minimum seconds between lines, which grow by this fraction of the elapsed time.
 _PERIOD_SECS, _GROWTH = 5.0, 0.3
 
 _WIDTH = 10_000  # maximum width of a line: a file has none
@@ -86,11 +85,7 @@ class PlainDisplay(Display):
 
 
 def plain_line(
-    status: Status,
-    step: int,
-    activity: str,
-    secs_left: float | None,
-    width: int = _WIDTH,
+    status: Status, step: int, activity: str, secs_left: float | None, width: int
 ) -> str:
     """Return a line about a training, with as much as is known and fits."""
     parts = [f"step {step}/{status.last_step}"]

@@ -55,10 +55,9 @@ def join_workers(cluster: Cluster | None, config: Config, devices: Devices) -> W
 def build_run(
     config: Config,
     devices: Devices,
-    workers: Workers = SINGLE_WORKER,
-    *,
     checkpoint: Checkpoint | None = None,
     allow_change: tuple[str, ...] = (),
+    workers: Workers = SINGLE_WORKER,
     schedule_fn: Callable[[int], Schedule] | None = None,
 ) -> tuple[builder.Parts, Trainer]:
     """Return the parts of a run and its trainer, or raise a ConfigError."""

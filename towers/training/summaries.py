@@ -94,9 +94,7 @@ def batch_picture(
     return captioned_images(images, captions)
 
 
-def captioned_images(
-    images: np.ndarray, captions: Sequence[Sequence[str]]
-) -> np.ndarray:
+def captioned_images(images: np.ndarray, captions: Sequence[list[str]]) -> np.ndarray:
     """Return images over their captions, uint8 [height, width, 3]."""
     images = images[..., :3] if images.shape[3] >= 3 else images[..., [0, 0, 0]]
     if images.dtype != np.uint8:

@@ -146,9 +146,7 @@ def train(
         if is_chief:
             outputs.lock.describe(device=devices.kind)
         workers = join_workers(cluster, config, devices)
-        parts, trainer = build_run(
-            config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
-        )
+        parts, trainer = build_run(config, devices, checkpoint, allow_change, workers)
         if is_chief:
             print_banner(config, folder, devices, parts, trainer, origins)
         status = Status(

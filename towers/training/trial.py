@@ -202,11 +202,7 @@ def begin_trial(
     config = with_options_of_weights(config, checkpoint)
     devices = assembly.configure_devices(config)
     parts, trainer = build_run(
-        config,
-        devices,
-        checkpoint=checkpoint,
-        allow_change=allow_change,
-        schedule_fn=schedule_fn,
+        config, devices, checkpoint, allow_change, schedule_fn=schedule_fn
     )
     if banner:
         print_banner(config, folder, devices, parts, trainer, origins)
@@ -264,9 +260,7 @@ def _try(trial: Trial, heartbeat: Callable[[], None]) -> None:
         print_entry("try", f"{ways[name]}: {part} {secs_of[name] / total:.0%}")
 
 
-def time_run(
-    trial: Trial, heartbeat: Callable[[], None]
-) -> tuple[dict[str, float], float]:
+def time_run(trial: Trial, heartbeat: Callable[[], None]) -> tuple[dict, float]:
     """Print the speed; return part of a run -> seconds, and those of an evaluation."""
     config, parts, trainer = trial.config, trial.parts, trial.trainer
     begin, last_step = trainer.step, parts.last_step

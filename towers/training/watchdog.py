@@ -96,8 +96,7 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         if threading.current_thread() is threading.main_thread():
             self._handlers = signals.catch(self._on_signal)
-        # The second one saves where the first one was abandoned: with no memory left
-        # none can be started.
+        # The second one saves if the first was abandoned, also with no memory left.
         self._threads = [JobThread("worker"), JobThread("worker")]
         return self
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-# (weight, float images [n, height, width, channels] -> the same shape); None for the
-# image itself.
+# (weight, float images [n, h, w, channels] -> the same); None for the image itself.
 Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
 
 

@@ -5,9 +5,7 @@ import numpy as np
 from towers.config.list_options import height_and_width
 from towers.data.sources import ArraySource, DataSet, Subset, channel_moments
 
-# Different images; the rest repeat them, so that large images take little time and
-# memory.
-NUM_DIFFERENT = 256
+NUM_DIFFERENT = 256  # images; the others repeat them, to save time and memory
 
 
 def load(
