@@ -94,15 +94,6 @@ LISTS: dict[str, tuple[Callable[..., Any], int, str]] = {
     "epoch_factors": (_epoch_factor, 0, "a later EPOCH:FACTOR, such as 30:0.1"),
     "freeze": (_pattern, 0, "a pattern, such as stem*"),
     "optimizer_options": (_hyperparameter, 0, "another NAME:NUMBER, such as beta3:0.9"),
-    "rand_augment": (
-        _rand_augment,
-        2,
-        "a number of operations, 1 to 14, then a magnitude, 0 to 30, such as 2,9",
-    ),
-    "param_rates": (
-        _param_rate,
-        0,
-        "PATTERN:FACTOR, or PATTERN:FACTOR:EPOCHS of a factor and epochs above 0, such "
-        "as */bias:2 or stem/kernel:0.1:3",
-    ),
+    "rand_augment": (_rand_augment, 2, "count 1-14, then magnitude 0-30, such as 2,9"),
+    "param_rates": (_param_rate, 0, "PATTERN:FACTOR[:EPOCHS], such as stem/bias:0.1:3"),
 }

@@ -17,12 +17,7 @@ from towers.data.files.image_files import ImageFiles, ImageOptions, refuse
 from towers.data.files.plain import MAX_BYTES, decode, is_plain
 from towers.data.inventory import Inventory
 from towers.data.pixel_format import PHOTO
-from towers.data.sources import (
-    Source,
-    Subset,
-    blocks_of,
-    bytes_of_image,
-)
+from towers.data.sources import Source, Subset, blocks_of, bytes_of_image
 from towers.errors import ConfigError, data_errors_of_tensorflow
 
 # Batch size in bytes for a whole source; several batches are in memory.
