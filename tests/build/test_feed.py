@@ -23,6 +23,7 @@ from towers.data.share import shares
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError
 from towers.parallel import compilation
+from towers.parallel.devices import Devices
 from towers.parallel.loop import Loop, Streams
 
 MICRO_BATCH_SIZE = 5  # of which no number of towers but one and five is a divisor
@@ -221,7 +222,13 @@ def test_a_device_without_a_kernel_is_found_out_by_trying():
 
     batches = create_batches()
     elements = batches.stored_stream(0).element_spec
-    for compiles in (False, True):
-        assert assembly.runs_on("/CPU:0", batches.process, elements, compiles)
-        assert not assembly.runs_on("/CPU:0", only_for_tpus, elements, compiles)
+    for can in (assembly.runs_on, assembly.compiles_on):
+        assert can("/CPU:0", batches.process, elements)
+        assert not can("/CPU:0", only_for_tpus, elements)
     assert tf.config.get_soft_device_placement()
+
+
+def test_an_evaluation_of_a_compiled_run_on_one_gpu_has_no_input_to_compile():
+    config, gpu = small_runs.small_config(compile="xla"), Devices("GPU", ("/GPU:0",))
+    _, trainer = assembly.assemble(config, gpu, for_training=False)
+    assert trainer.compilation.xla and not trainer.compilation.whole_step

@@ -103,10 +103,11 @@ def create_trainer(
     strategy = create_strategy(config, parts, devices, workers)
     objective = create_objective(config, parts, teacher)
     compiles, why_not = choose_xla(config, parts, devices, objective)
-    compiles_input = compiles and devices.kind == "GPU" and len(devices.towers) == 1
+    is_one_gpu = devices.kind == "GPU" and len(devices.towers) == 1
+    compiles_input = compiles and is_one_gpu and batches is not None
     if compiles_input and feed is None:
         elements = batches.stored_stream(0).element_spec
-        compiles_input = runs_on(devices.towers[0], batches.process, elements, True)
+        compiles_input = compiles_on(devices.towers[0], batches.process, elements)
     network = Network(
         model=parts.model,
         phases=parts.phases,
@@ -267,32 +268,38 @@ def runs_on(
     device: str,
     process: Callable[[tf.Tensor, Batch], Batch],
     elements: Mapping[str, tf.TensorSpec],
-    compiles: bool = False,
 ) -> bool:
-    """Return whether a device can compute `process` (see `Streams`), by trying it.
-
-    With `compiles` return whether XLA can compile it for the device.
-    """
-    zeros = {
-        # int32 tensors of a GPU are in host memory.
-        k: tf.zeros(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
-        for k, x in elements.items()
-    }
-    function = tf.function(process, autograph=False, jit_compile=compiles)
-    arguments = tf.constant(0, tf.int64), zeros
-    if compiles:
-        kind = tf.DeviceSpec.from_string(device).device_type
-        return not why_not_lowered(function, arguments, kind)
+    """Return whether a device can compute `process` (see `Streams`), by trying it."""
+    function = tf.function(process, autograph=False)
     before = tf.config.get_soft_device_placement()
     tf.config.set_soft_device_placement(False)
     try:
         with tf.device(device):
-            function(*arguments)
+            function(*_first_step(elements))
     except tf.errors.InvalidArgumentError:
         return False
     finally:
         tf.config.set_soft_device_placement(before)
     return True
+
+
+def compiles_on(
+    device: str,
+    process: Callable[[tf.Tensor, Batch], Batch],
+    elements: Mapping[str, tf.TensorSpec],
+) -> bool:
+    """Return whether XLA can compile `process` (see `Streams`) for a device."""
+    function = tf.function(process, autograph=False, jit_compile=True)
+    kind = tf.DeviceSpec.from_string(device).device_type
+    return not why_not_lowered(function, _first_step(elements), kind)
+
+
+def _first_step(elements):
+    """Return step 0 and zeros; int32 tensors of a GPU are in host memory."""
+    return tf.constant(0, tf.int64), {
+        k: tf.zeros(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
+        for k, x in elements.items()
+    }
 
 
 def fits_on_gpus(source: Source) -> bool:
