@@ -40,7 +40,7 @@ START_SECS = 600.0
 LOCK_SECS = 120.0
 
 # Options in which workers may differ.
-_OWN = "data_dir image_dir image_cache_mb device_memory_mb stuck_after_secs".split()
+_LOCAL = "data_dir image_dir image_cache_mb device_memory_mb stuck_after_secs".split()
 
 # Preprocessing that a run takes from the weights that it starts from.
 _PREPROCESSING = {"interpolation", "center_crop", "fit", "mean", "std"}
@@ -77,8 +77,8 @@ def join(
 ) -> Workers:
     """Start the server of this worker, and wait for the others, which must be alike.
 
-    `options` are the fields of Config. With `has_sums` each worker sums by
-    itself, and all must round alike.
+    `options` are the fields of Config. With `has_sums` each worker sums by itself, and
+    all must round alike.
     """
     if cluster is None:
         return SINGLE_WORKER
@@ -104,7 +104,7 @@ def join(
     elif has_sums:
         own[f"threads ({_THREADS})"] = _num_threads()
         own["processor"] = processor_name()
-    own |= {name: x for name, x in options.items() if name not in _OWN}
+    own |= {name: x for name, x in options.items() if name not in _LOCAL}
     validate_alike(workers, own, options["init_from"])
     return workers
 

@@ -49,9 +49,7 @@ class TrainBatches:
     images_per_step: int  # images of one step over all towers, G
     # Name of the noise of a dropout layer -> its shape for one image.
     noise_shapes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
-    mix: Mix | None = (
-        None  # mixes the images of a step, all G of them, and their labels
-    )
+    mix: Mix | None = None  # mixes all images of a step, and their labels
     share: Share | None = None  # images of every (micro-)batch made here; None for all
     # (seed, epoch) -> the order of an epoch, int64 [num_examples]; None for orders in
     # which each example comes once.

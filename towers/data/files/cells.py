@@ -76,8 +76,7 @@ def with_1(values: Sequence[Any], columns: Sequence[str]) -> tuple[str, ...]:
     """Return the class columns whose cell is 1; the others must be 0."""
     for value, column in zip(values, columns, strict=True):
         if _number(value) not in ("0", "1"):
-            why = (
-                f"column {shown(column, 40)} has {shown(str(value), 40)!r}, not 0 or 1"
-            )
+            cell = shown(str(value), 40)
+            why = f"column {shown(column, 40)} has {cell!r}, not 0 or 1"
             raise ValueError(f"{why}; --columns=label:NAME names a column of labels")
     return tuple(x for x, y in zip(columns, values, strict=True) if _number(y) == "1")

@@ -82,9 +82,7 @@ class ImageOptions:
     # Records faults and sizes; a faulty image is black with label -1. Without a survey
     # the first fault is raised.
     survey: Survey | None = None
-    bad_images: str = (
-        "stop"  # "skip" reads all images first, and leaves faulty ones out
-    )
+    bad_images: str = "stop"  # "skip" reads all images first, and drops faulty ones
     center_crop: float = 0.0  # fraction of the middle part that is resized; 0 is 1
     interpolation: str = "auto"  # filter of the resize, see `image.FILTERS`
     fit: str = "auto"  # "crop", "pad" or "stretch", see `image.read_image`
