@@ -11,13 +11,12 @@ rate, because machines differ from day to day and from minute to minute: the mea
 rates measured before each run, after it, and about every minute within, when the clock
 stands still.
 
-With `--accuracy=X` the first step is given whose evaluation reached X; a recipe
-evaluates every `--eval_every_epochs`. With `--against=RECIPE` a second recipe runs on
-the same seeds in turn, and with `--strategies` the recipe is trained by one tower, by
-every strategy with four, and in micro-batches; paired differences from the first are
-given. With `--records=FILE` each run is a line of that file too, and a series that was
-interrupted leaves out the runs that it holds; another machine or other code wants
-another file. Any option of a recipe but `--seed` is applied to all runs.
+With `--against=RECIPE` a second recipe runs on the same seeds in turn, and with
+`--strategies` the recipe is trained by one tower, by every strategy with four, and in
+micro-batches; paired differences from the first are given. With `--records=FILE` each
+run is a line of that file too, and a series that was interrupted leaves out the runs
+that it holds; another machine or other code wants another file. Any option of a recipe
+but `--seed` is applied to all runs.
 """
 
 import concurrent.futures
@@ -50,9 +49,6 @@ AGAINST = flags.DEFINE_string("against", "", "Another recipe, on the same seeds.
 BY_STRATEGY = flags.DEFINE_bool("strategies", False, "Train by every strategy.")
 SEEDS = flags.DEFINE_integer("seeds", 1, "How many, from 0 on.", 1)
 RECORDS = flags.DEFINE_string("records", "", "A file, a line for each run.")
-ACCURACY = flags.DEFINE_float(
-    "accuracy", 0.0, "When each run reaches it, by its evaluations."
-)
 config_flags.define_config_flags()
 
 # --strategies: name -> fields of Config; the others are compared with the first.
@@ -75,22 +71,12 @@ STRATEGIES = {
 
 # The accuracy of a record: by test-time augmentation and moving averages, where it has
 # them.
-KINDS = ("tta_ema", "tta", "ema")
+PLAIN = "test_accuracy"
+KINDS = ("_tta_ema", "_tta", "_ema", "")
 
 
 def best(record: dict) -> float:
-    names = [f"test_accuracy_{kind}" for kind in KINDS]
-    return next((record[name] for name in names if name in record), record[PLAIN])
-
-
-PLAIN = "test_accuracy"
-
-
-def step_reached(metrics: pathlib.Path, wanted: float) -> int | None:
-    """The first step whose evaluation reached an accuracy, or None."""
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    steps = [r["step"] for r in records if PLAIN in r and best(r) >= wanted]
-    return steps[0] if wanted and steps else None
+    return next(record[PLAIN + x] for x in KINDS if PLAIN + x in record)
 
 
 class Clock(Callback):
@@ -113,7 +99,7 @@ class Clock(Callback):
             self.measure()
 
 
-def run(config: Config, wanted: float) -> dict:
+def run(config: Config) -> dict:
     """Trains and evaluates a recipe once; to be called in a fresh process."""
     import tensorflow as tf
 
@@ -129,7 +115,6 @@ def run(config: Config, wanted: float) -> dict:
         train(workdir=workdir, config=config, callbacks=[clock])
         clock.measure()
         last = evaluate(workdir=workdir, config=config)
-        reached = step_reached(pathlib.Path(workdir) / "metrics.jsonl", wanted)
     rate = statistics.mean(clock.rates)
     return {
         "plain": last[PLAIN],
@@ -139,7 +124,6 @@ def run(config: Config, wanted: float) -> dict:
         "start_secs": last["start_secs"],
         "train_secs": last["train_secs"],
         "images_per_sec": last["images_per_sec"],
-        "reached": reached,
         "rate": rate,
         "cost": clock.secs * rate,
     }
@@ -147,11 +131,7 @@ def run(config: Config, wanted: float) -> dict:
 
 def recorded(name: str, config: Config) -> dict:
     """`run` in a process of its own, unless the records hold this run."""
-    key = {
-        "recipe": name,
-        "config": dataclasses.asdict(config),
-        "accuracy": ACCURACY.value,
-    }
+    key = {"recipe": name, "config": dataclasses.asdict(config)}
     key = json.loads(json.dumps(key))
     path = pathlib.Path(RECORDS.value or os.devnull)
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -160,7 +140,7 @@ def recorded(name: str, config: Config) -> dict:
             return record["result"]
     # A fresh process: nothing is traced or in a cache yet.
     with concurrent.futures.ProcessPoolExecutor(1, SPAWN) as process:
-        result = process.submit(run, config, ACCURACY.value).result()
+        result = process.submit(run, config).result()
     with path.open("a") as file:
         file.write(json.dumps({"key": key, "result": result}) + "\n")
     return result
@@ -195,13 +175,6 @@ def main(_) -> None:
     if "seed" in given:
         raise ConfigError("--seed is 0, 1, ... here; --seeds says how many")
     configs = configs_by_name(given)
-    for name, config in configs.items():
-        evaluates = config.eval_every_epochs and not config.validation_fraction
-        if ACCURACY.value and not evaluates:
-            raise ConfigError(
-                f"--accuracy: {name} does not evaluate on the test images while it "
-                "trains; set --eval_every_epochs and --validation_fraction=0"
-            )
     from benchmarks import measure
 
     results, rows = {name: [] for name in configs}, []
@@ -216,7 +189,6 @@ def main(_) -> None:
                 f"{r['plain']:.4f}",
                 f"{r['accuracy']:.4f}",
                 f"{r['loss']:.4f}",
-                *([r["reached"] or "none"] if ACCURACY.value else []),
                 f"{r['secs']:.0f}",
                 f"{r['start_secs'] or math.nan:.1f}",
                 f"{r['train_secs']:.0f}",
@@ -227,11 +199,10 @@ def main(_) -> None:
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
     print(measure.report_head("Accuracy and time"))
-    reached = f"step of {ACCURACY.value:g} | " if ACCURACY.value else ""
     head = measure.table_head(
-        f"recipe | seed | accuracy, plain | by TTA or averages | loss, averages | "
-        f"{reached}seconds in all | first calls, s | training, s | images/s after the "
-        "first call (per GFLOP/s) | matrix rate, GFLOP/s | cost, TFLOP"
+        "recipe | seed | accuracy, plain | by TTA or averages | loss, averages | "
+        "seconds in all | first calls, s | training, s | images/s after the first call "
+        "(per GFLOP/s) | matrix rate, GFLOP/s | cost, TFLOP"
     )
     print("\n".join([head, *rows, ""]))
     for name, runs in results.items():

@@ -21,7 +21,6 @@ Not among them by default:
   launches, and which bytes cross devices; from traced graphs, so on any machine.
 - `graphs`: launches, transposes and what crosses between host and GPU in a step, as
   Grappler leaves it for an H100; on any machine.
-- `program`: an experiment, steps as one program of XLA, input and loop included.
 - `repetition`: as `equality`, with deterministic kernels.
 - `towers`: steps of several GPUs.
 
@@ -125,7 +124,6 @@ SECTIONS = DEFAULT | {
     "placement": proof("placement", 300),
     "kernels": proof("kernels", 300),
     "graphs": proof("graphs", 300),
-    "program": proof("program", 150),
     "repetition": proof("repetition", 300),
     "towers": Section(
         300,

@@ -106,7 +106,7 @@ def create(name: str, fields: dict, options, stack: contextlib.ExitStack):
         words = [fields[x] for x in ("image_size", "batch_size")]
         words = [peers.torch_name(fields["model"]), *words]
         words += [options.steps, "float32", *["--checkpoint"] * ("," in name)]
-        process = train = peers.ProgramSteps("with_torch", options.torch, *words)
+        process = train = peers.TorchProcess(options.torch, *words)
         print(f"{process.num_params:,} parameters in {name}", file=sys.stderr)
         before = measure.process_bytes("VmRSS", process.pid)
     stack.enter_context(contextlib.closing(process))

@@ -1,4 +1,4 @@
-"""The same training step by Keras, MirroredStrategy, PyTorch and tf_cnn_benchmarks.
+"""The same training step by Keras, MirroredStrategy, and PyTorch.
 
     python -m benchmarks.peers --models=cnn,resnet20 --work=train,predict
 
@@ -13,9 +13,6 @@ In turn in one process, on a batch that lies ready, SGD with momentum:
 - `torch`, `torch, compiled`: the network written plainly in PyTorch, or as timm has it,
   channels last, by a Python that has them (`--torch=PYTHON`), in a process of its own,
   on its first GPU where it sees one.
-- `tf_cnn_benchmarks`: TensorFlow's former benchmark program on the CPU, from a clone of
-  github.com/tensorflow/benchmarks (`--tf_cnn_benchmarks=CLONE`): `cnn`, `resnet20` to
-  `resnet110` for CIFAR-10 and `resnet50`, which there is for `--image_size=224`.
 
 With `--work=predict` they predict the batch instead, Keras by `keras.Model.predict`.
 `--by="towers;torch"` takes only these. The peak is the most memory that a process had
@@ -34,8 +31,6 @@ import math
 import os
 import pathlib
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -44,7 +39,6 @@ from benchmarks import measure, trainers
 from towers.build import builder
 from towers.config import Config
 from towers.config.choices import MODELS
-from towers.launch import Share
 from towers.models.create import POLICIES, without_noise
 from towers.models.layers.core import (
     Conv2D,
@@ -167,32 +161,18 @@ def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy
     return train
 
 
-class ProgramSteps(trainers.ChildProcess):
-    """Steps of a network in another program, which a step.py of ours runs.
+class TorchProcess(trainers.ChildProcess):
+    """Steps of a network in PyTorch: with_torch/step.py, run by a Python that has it.
 
     Args:
-        folder: of that program.
-        python: that runs it.
-        words: its arguments.
-        prefix: a command that starts it.
-        environ: added to the environment.
-        share: its GPUs and cores.
+        words: arguments of the program.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        python: str,
-        *words: object,
-        prefix: Sequence[str] = (),
-        environ: Mapping[str, str] = {},
-        share: Share = Share(),  # noqa: B008
-    ):
-        program = pathlib.Path(__file__).with_name(folder) / "step.py"
+    def __init__(self, python: str, *words: object):
+        program = pathlib.Path(__file__).with_name("with_torch") / "step.py"
         # Another Python must not find our packages and libraries.
-        inherited = {k: v for k, v in os.environ.items() if k not in OURS}
-        command = [*prefix, python, program, *map(str, words)]
-        super().__init__(command, inherited | dict(environ), share)
+        environ = {k: v for k, v in os.environ.items() if k not in OURS}
+        super().__init__([python, program, *map(str, words)], environ)
 
     @functools.cached_property
     def num_params(self) -> int:
@@ -202,9 +182,7 @@ class ProgramSteps(trainers.ChildProcess):
     def __call__(self) -> float:
         """Takes the steps of its arguments; their seconds of processor time."""
         self.say("")
-        return self.finish()
-
-    finish = trainers.ChildProcess.answer
+        return self.answer()
 
 
 def torch_name(model: str) -> str:
@@ -213,34 +191,27 @@ def torch_name(model: str) -> str:
     return f"timm/{weights.timm.partition('.')[0]}" if weights else model
 
 
-def start_program(config: Config, name: str, command: Sequence) -> ProgramSteps:
-    """Starts a network in another program, with as many trained parameters as ours."""
+def start_torch(config: Config, *words: object) -> TorchProcess:
+    """Starts a network in PyTorch, with as many trained parameters as ours."""
     model = builder.build(config).model
     num_params = sum(math.prod(x.shape) for x in model.trainable_variables)
-    process = ProgramSteps(*command)
+    process = TorchProcess(*words)
     if process.num_params != num_params:
         raise SystemExit(
-            f"{config.model} has {num_params:,} parameters here, and in {name} "
+            f"{config.model} has {num_params:,} parameters here, and in PyTorch "
             f"{process.num_params:,}"
         )
     return process
 
 
-def other_programs(config: Config, options, predicts: bool) -> dict:
+def torch_processes(config: Config, options, predicts: bool) -> dict:
     """Name -> a call that starts its process."""
-    words = config.image_size, config.batch_size, options.steps
-    commands = {}
-    if options.torch:
-        command = "with_torch", options.torch, torch_name(config.model), *words
-        command = *command, config.precision, *["--predict"] * predicts
-        commands |= {"torch": command, "torch, compiled": (*command, "--compile")}
-    if options.tf_cnn_benchmarks and not predicts:
-        command = sys.executable, config.model, *words, options.tf_cnn_benchmarks
-        commands["tf_cnn_benchmarks"] = "with_tf_cnn_benchmarks", *command
-    return {
-        name: functools.partial(start_program, config, name, command)
-        for name, command in commands.items()
-    }
+    if not options.torch:
+        return {}
+    words = options.torch, torch_name(config.model), config.image_size
+    words = *words, config.batch_size, options.steps, config.precision
+    start = functools.partial(start_torch, config, *words, *["--predict"] * predicts)
+    return {"torch": start, "torch, compiled": functools.partial(start, "--compile")}
 
 
 def tower_process(config: Config, predicts: bool) -> trainers.TrainerProcess:
@@ -324,18 +295,12 @@ def main() -> None:
     parser.add_argument("--num_towers", type=int, default=1)
     parser.add_argument("--image_size", type=int, default=32, help="if synthetic")
     parser.add_argument("--torch", metavar="PYTHON", default="")
-    parser.add_argument("--tf_cnn_benchmarks", metavar="CLONE", default="")
     options = parser.parse_args()
     if options.num_towers > 1 and len(options.models) > 1:
         names = ",".join(options.models)
         parser.error(
             f"--num_towers={options.num_towers} with --models={names}: in one "
             "process the collectives of two MirroredStrategies clash; name one network"
-        )
-    if options.tf_cnn_benchmarks and options.precision != "float32":
-        parser.error(
-            f"--precision={options.precision} with --tf_cnn_benchmarks: on CPUs it "
-            "has float32 only"
         )
     if options.torch and options.precision not in ("float32", "bfloat16"):
         parser.error(
@@ -369,7 +334,7 @@ def main() -> None:
         predicts = work == "predict"
         with contextlib.ExitStack() as stack:
             made = create_things(config, options, chosen, predicts)
-            made |= other_programs(config, options, predicts)
+            made |= torch_processes(config, options, predicts)
             things, pids = start(made, options, stack)
             wall, _ = measure.in_turn(things, options.rounds)
             peaks = {k: measure.process_bytes("VmHWM", x) for k, x in pids.items()}

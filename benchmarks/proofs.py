@@ -419,65 +419,6 @@ def prove_graphs(setting: Setting) -> bool:
     return bool(amiss or failed)
 
 
-def whole_program(trainer: Trainer) -> Callable[[int], None]:
-    """Takes steps of a trainer with resident images as one program of XLA: input,
-    tower, update and the loop."""
-    feed, step = trainer.feed, trainer.train_step
-
-    @tf.function(jit_compile=True, autograph=False)
-    def program(first, num_steps):
-        def body(begun, *metrics):
-            [awaited] = feed.wait(None, [first + begun])
-            batches = [feed.batch(0, awaited, first + begun)]
-            _, metrics = step(0, batches, list(metrics))
-            return begun + 1, *metrics
-
-        begin = tf.zeros([], tf.int64), *step.zero_metrics()
-        return tf.while_loop(lambda begun, *_: begun < num_steps, body, begin)
-
-    def train(num_steps):
-        first = trainer.step
-        feed.start(first, num_steps)
-        with tf.device(trainer.devices[0]):
-            counts = [tf.constant(x, tf.int64) for x in (first, num_steps)]
-            program(*counts)[0].numpy()
-
-    return train
-
-
-def prove_program(setting: Setting) -> bool:
-    """An experiment: steps as one program of XLA, beside compiled towers and none."""
-    amiss, steps = [], 3 if setting.is_tiny else 60
-    networks = ["lenet"] if setting.is_tiny else GRAPHS[:3]
-
-    def row(model):
-        fields = {"input": "resident", "augment": "pad_crop_flip"}
-        if not setting.is_tiny:
-            fields |= {"precision": "bfloat16", "batch_size": 1024}
-        made = [
-            setting.trainer(model, fields | {"compile": compiler})
-            for compiler in ("none", "xla", "xla")
-        ]
-        calls = [made[0].train, made[1].train, whole_program(made[2])]
-        for call in calls:
-            call(steps)
-        reference = trained(setting.trainer(model, fields), steps)
-        largest = max(differences(*reference, made[2].state()).values())
-        if setting.is_tiny and not largest <= EQUAL_WITHIN:  # else 16 bits drift apart
-            amiss.append(model)
-        things = {i: functools.partial(call, steps) for i, call in enumerate(calls)}
-        wall, _ = measure.in_turn(things, 1 if setting.is_tiny else 3)
-        ms = [f"{1e3 * np.median(wall[i]) / steps:.3f}" for i in things]
-        return *ms, f"{largest:.1e}"
-
-    failed = setting.table(
-        "network | ms a step, not compiled | towers compiled | one program | largest "
-        "difference over the largest change",
-        {(x,): functools.partial(row, x) for x in networks},
-    )
-    return bool(amiss or failed)
-
-
 # Smoke: does it train, and what does the GPU do meanwhile.
 
 SMOKE_STEPS, PROFILED_STEPS, MAX_KERNELS = 60, 5, 15
@@ -550,7 +491,6 @@ def profiled(trainer: Trainer, steps: int) -> Iterator[str]:
 
 PROOFS = {
     "graphs": prove_graphs,
-    "program": prove_program,
     "smoke": prove_smoke,
     "placement": prove_placement,
     "kernels": prove_kernels,

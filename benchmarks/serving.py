@@ -30,8 +30,12 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.peers import OURS
-from benchmarks.photo_sets import REPOSITORY, photograph, scenes
 from towers.threads import num_cores
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(REPOSITORY / "docs"))
+
+import scenes  # noqa: E402
 
 MODEL, SIDE, WIDTH, HEIGHT = "tf_efficientnet_lite0", 128, 400, 300
 NUM_DRAWN = 25  # of a class; the other files are copies
@@ -75,7 +79,7 @@ def write_photos(root: pathlib.Path, num_images: int, few: int) -> None:
     for label, name in enumerate(scenes.SCENES):
         files = []
         for number in range(NUM_DRAWN):
-            image = photograph("docs", name, rng).convert("RGB")
+            image = scenes.photograph(name, rng).convert("RGB")
             path = root / f"{name}{number}.jpg"
             image.resize((WIDTH, HEIGHT)).save(path, quality=90)
             files.append(path.read_bytes())

@@ -7,7 +7,6 @@ its own `towers` and its own version of this file.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -22,19 +21,16 @@ import tensorflow as tf
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
 from towers.build import assembly, builder
-from towers.cluster.agreement import connect
 from towers.config import Config
 from towers.data.batches import Batch
 from towers.data.resident import Resident
 from towers.data.share import shares
 from towers.errors import TowersError
-from towers.launch import Share
 from towers.models.create import without_noise
 from towers.parallel import devices
 from towers.parallel.devices import HOST
 from towers.parallel.evaluator import create_predictor
 from towers.parallel.trainer import Trainer
-from towers.parallel.workers import SINGLE_WORKER
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -112,22 +108,10 @@ class ChildProcess:
 
     Args:
         command: the program.
-        share: its GPUs and cores.
         options: of `subprocess.Popen`.
     """
 
-    def __init__(
-        self,
-        command: Sequence,
-        env: Mapping[str, str],
-        share: Share = Share(),  # noqa: B008
-        **options,
-    ):
-        if share.gpus is not None:
-            env = {**env, "CUDA_VISIBLE_DEVICES": share.gpus}
-        if share.cores:
-            set_cores = functools.partial(os.sched_setaffinity, 0, share.cores)
-            options["preexec_fn"] = set_cores
+    def __init__(self, command: Sequence, env: Mapping[str, str], **options):
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
@@ -184,10 +168,7 @@ class TrainerProcess(ChildProcess):
         device: auto, cpu or gpu.
         steps: how many it takes to warm up, at least one.
         checkout: the folder with its `towers` and `benchmarks`.
-        share: its GPUs and cores.
-        prefix: a command that starts it.
-        options: "addresses" of all workers and the "index" of this one; "predicts", if
-            a step is the prediction of a batch.
+        options: "predicts", if a step is the prediction of a batch; "tells_memory".
 
     Attributes:
         first_step_secs: time of the first step, with tracing it; None before `wait`.
@@ -200,14 +181,12 @@ class TrainerProcess(ChildProcess):
         device: str,
         steps: int,
         checkout: pathlib.Path = ROOT,
-        share: Share = Share(),  # noqa: B008
-        prefix: Sequence[str] = (),
         **options,
     ):
         self.first_step_secs, self.processor = None, []
         environ = os.environ | {"PYTHONPATH": str(checkout)}
-        command = [*prefix, sys.executable, "-P", "-m", "benchmarks.trainers"]
-        super().__init__(command, environ, share, cwd=checkout)
+        command = [sys.executable, "-P", "-m", "benchmarks.trainers"]
+        super().__init__(command, environ, cwd=checkout)
         # Older commits ask whether the batch lies ready.
         first = {"fields": fields, "device": device, "steps": steps, "ready": True}
         self.say(json.dumps(first | options))
@@ -218,19 +197,7 @@ class TrainerProcess(ChildProcess):
 
     def train(self, num_steps: int) -> None:
         self.say(num_steps)
-        self.finish()
-
-    def finish(self) -> None:
-        """Waits for the steps of a round, whose number was sent."""
         self.processor.append(self.answer())
-
-
-def take_steps(processes: Sequence[ChildProcess], num_steps: int) -> None:
-    """Steps of workers, which take them together."""
-    for process in processes:
-        process.say(num_steps)
-    for process in processes:
-        process.finish()
 
 
 def predictions(parts: builder.Parts, chosen: devices.Devices):
@@ -242,36 +209,23 @@ def predictions(parts: builder.Parts, chosen: devices.Devices):
 
 
 def serve() -> None:
-    """Builds the trainer of the first line; takes as many steps as each later one says,
-    and writes a trace of them into the folder that it names, if any.
+    """Builds the trainer of the first line; takes as many steps as each later one says.
 
-    The first line is JSON: "fields" of Config, "device", "steps" to warm up, and where
-    it is one of several workers their "addresses" and its "index". The batch, or the
-    worker's part of it, lies ready. It is answered with the seconds of the first step,
-    and before that, where it has "tells_memory", with the bytes of the process.
-    Each later line is answered, when its steps are done, with their seconds of
-    processor time.
+    The first line is JSON: "fields" of Config, "device", "steps" to warm up. The batch
+    lies ready. It is answered with the seconds of the first step, and before that,
+    where it has "tells_memory", with the bytes of the process. Each later line is
+    answered, when its steps are done, with their seconds of processor time.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what TensorFlow or a trainer prints is not an answer
     first = json.loads(sys.stdin.readline())
     config = Config(**first["fields"])
     chosen = devices.configure(first["device"], config.num_towers)
-    workers = SINGLE_WORKER
-    if len(first.get("addresses", ())) > 1:
-        workers = connect(
-            first["addresses"],
-            first["index"],
-            num_gpus=len(chosen.towers) if chosen.kind == "GPU" else 0,
-            communication="auto",
-            wait_secs=120,
-        )
-    share = assembly.share_of(config, chosen, workers)
-    parts = builder.build(config, device_kind=chosen.kind, share=share)
+    parts = builder.build(config, device_kind=chosen.kind)
     if first.get("predicts"):
         take = predictions(parts, chosen)
     else:
-        take = create_on_constant_batch(config, parts, chosen, workers=workers).train
+        take = create_on_constant_batch(config, parts, chosen).train
     if first.get("tells_memory"):
         print(measure.process_bytes("VmRSS"), file=answers, flush=True)
     started = time.perf_counter()
@@ -281,14 +235,9 @@ def serve() -> None:
         take(first["steps"] - 1)
     print(secs, file=answers, flush=True)
     for line in sys.stdin:
-        num_steps, *folders = line.split()
-        with contextlib.ExitStack() as stack:
-            for folder in folders:
-                stack.enter_context(tf.profiler.experimental.Profile(folder))
-            used = time.process_time()
-            take(int(num_steps))
-            used = time.process_time() - used
-        print(used, file=answers, flush=True)
+        used = time.process_time()
+        take(int(line))
+        print(time.process_time() - used, file=answers, flush=True)
 
 
 if __name__ == "__main__":

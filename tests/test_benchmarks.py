@@ -14,7 +14,6 @@ FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 PROGRAMS = {
     "accuracy",
     "containers",
-    "encoded_images",
     "fine_tuning",
     "gpu",
     "input",

@@ -2,24 +2,20 @@
 them, for `benchmarks.peers`.
 
     PYTHON step.py NETWORK IMAGE_SIZE BATCH_SIZE STEPS PRECISION [--compile]
-        [--float16_gradients] [--checkpoint] [--predict]
+        [--checkpoint] [--predict]
 
 NETWORK is one of this file, or timm/NAME. It imports no TensorFlow and no towers, and
 runs in a Python of its own. It prints the number of trained parameters, then takes
-STEPS, or as many as the line says, for each line of standard input and prints their
-seconds of processor time; with --predict they are predictions of the batch. Images lie
-ready, channels last; SGD with momentum, as the other peers. Where the environment names
-a WORLD_SIZE it is one of several workers with BATCH_SIZE images each, in
-DistributedDataParallel over gloo.
+STEPS for each line of standard input and prints their seconds of processor time; with
+--predict they are predictions of the batch. Images lie ready, channels last; SGD with
+momentum, as the other peers.
 """
 
-import os
 import sys
 import time
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 
 CLASSES, SIDE = 10, 32
@@ -162,20 +158,6 @@ def vit_tiny(side=SIDE):
 NETWORKS = {x.__name__: x for x in (cnn, resnet18, resnet20, speedrun, vit_tiny)}
 
 
-def import_timm():
-    """timm. A torchvision for GPUs next to a torch without CUDA lacks its operators,
-    whose names alone its import asks for."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(
-                f"{name}(Tensor boxes, Tensor scores, float least) -> Tensor"
-            )
-    import timm
-
-    return timm
-
-
 def serve(name, image_size, batch_size, steps, precision, *flags):
     torch.manual_seed(0)
     side = int(image_size)
@@ -184,10 +166,13 @@ def serve(name, image_size, batch_size, steps, precision, *flags):
     if name in NETWORKS:
         model = NETWORKS[name](side)
     else:
+        import timm_program  # noqa: F401  (defines what timm's imports want)
+        from timm import create_model
+
         options = {"num_classes": CLASSES, "drop_path_rate": 0.0}
         if name.startswith(("timm/vit", "timm/deit")):
             options["img_size"] = side
-        model = import_timm().create_model(name.removeprefix("timm/"), **options)
+        model = create_model(name.removeprefix("timm/"), **options)
         model.set_grad_checkpointing("--checkpoint" in flags)
     predicts = "--predict" in flags
     model = model.train(not predicts).to(device, memory_format=torch.channels_last)
@@ -195,18 +180,13 @@ def serve(name, image_size, batch_size, steps, precision, *flags):
     print(sum(x.numel() for x in trained), flush=True)
     optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
     network = torch.compile(model) if "--compile" in flags else model
-    if "WORLD_SIZE" in os.environ:
-        torch.distributed.init_process_group("gloo")
-        network = nn.parallel.DistributedDataParallel(network)
-        if "--float16_gradients" in flags:
-            network.register_comm_hook(None, default_hooks.fp16_compress_hook)
     images = torch.randn(int(batch_size), 3, side, side)
     images = images.to(device, memory_format=torch.channels_last)
     labels = torch.randint(CLASSES, (int(batch_size),), device=device)
     casts = torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16")
-    for line in sys.stdin:
+    for _ in sys.stdin:
         used = time.process_time()
-        for _ in range(int(line.strip() or steps)):
+        for _ in range(int(steps)):
             if predicts:
                 with casts, torch.inference_mode():
                     network(images)
