@@ -1,11 +1,9 @@
 """What towers does in the cases of `findings/`, by the tables of its README."""
 
 import io
-import json
 import math
 import pathlib
 import re
-import struct
 import tarfile
 
 import keras
@@ -16,7 +14,7 @@ import small_runs
 import tensorflow as tf
 from exported import random_images, random_run
 from pictures import file_of, png, tiff
-from PIL import ExifTags, Image
+from PIL import Image
 from prepared_sets import all_of
 from sklearn.metrics import average_precision_score
 
@@ -30,8 +28,6 @@ from towers.models.layers.normalization import BatchNormalization
 from towers.models.zoo import cnn
 from towers.optim.losses import create_loss
 from towers.pretrained.initial import read_variables
-from towers.pretrained.torch_files import open_safetensors
-from towers.run.progress import Progress
 
 TESTS_FOLDER = pathlib.Path(__file__).resolve().parent
 # Script -> the test of the last column of its row, here or in another file.
@@ -60,15 +56,6 @@ def read(content, channels=3):
     return read_image(content, (8, 9, channels), resize=False)
 
 
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_first_frames(kind):
-    frames = [Image.new("L", (9, 8), value) for value in (60, 120, 180)]
-    options = {"lossless": True} if kind == "WEBP" else {}
-    options |= {"save_all": True, "append_images": frames[1:]}
-    content = file_of(frames[0], kind, **options)
-    assert (read(content) == np.full((8, 9, 3), 60)).all()
-
-
 def test_small_scores():
     ranked = np.linspace(1e-6, 1e-3, 1001)
     shuffled, labels = np.random.default_rng(0).permutation(ranked), ranked > 7.5e-4
@@ -76,31 +63,6 @@ def test_small_scores():
         logits = np.log(scores / (1 - scores))[:, None]
         [found] = predictions_of_logits(logits, labels[:, None]).average_precisions
         assert found == pytest.approx(average_precision_score(labels, scores))
-
-
-def test_best_step():
-    progress, is_best = Progress(), []
-    for step, loss in enumerate([1.0, 0.5, 0.9, 0.8]):
-        if step == 2:  # a restart
-            progress = Progress.from_json(json.loads(json.dumps(progress.to_json())))
-        progress.step = step
-        is_best.append(progress.add_evaluation(0.5, loss, -loss, "loss"))
-    assert is_best == [True, True, False, False] and progress.best["step"] == 1
-
-
-def test_formats_of_a_folder(tmp_path):
-    names = "cat/a.png cat/b.webp cat/c.tif cat/d.avif cat/f.jfif dog/e.webp dog/g.jpe"
-    for value, name in enumerate(names.split()):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.new("RGB", (9, 8), (30 * value,) * 3).save(tmp_path / name)
-    (tmp_path / "cat" / "notes.txt").write_text("words")
-    data_set = data.load("image_folder", str(tmp_path))
-    parts = [all_of(source) for source in data_set.sources.values()]
-    images, labels = (np.concatenate(x) for x in zip(*parts, strict=True))
-    order = images.mean((1, 2, 3)).argsort()
-    values = images[order].astype(int) - 30 * np.arange(7)[:, None, None, None]
-    assert np.abs(values).max() <= 2 and labels[order].tolist() == [0] * 5 + [1] * 2
-    assert data_set.inventory.names["other files"] == [f"{tmp_path}/cat/notes.txt"]
 
 
 def test_int8_kernels(tmp_path, monkeypatch):
@@ -123,26 +85,6 @@ def test_ties():
     assert (found.in_top == is_label[:, :5].any(1)).all()
 
 
-def test_fourth_band():
-    """The tags are those of GDAL: color, and a fourth band of unassociated alpha."""
-    bands = np.random.default_rng(0).integers(0, 256, (8, 9, 4), np.uint8)
-    assert (read(file_of(Image.fromarray(bands), "TIFF")) == bands[..., :3]).all()
-
-
-def test_bfloat16(tmp_path):
-    header = b'{"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}'
-    content = struct.pack("<Q", len(header)) + header + b"\x80\x3f\x00\x40"
-    (tmp_path / "a").write_bytes(content)
-    with open_safetensors(str(tmp_path / "a")) as (tensors, _):
-        assert tensors["a"].read().astype(np.float32).tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_gray_files(channels):
-    content = png(np.full((8, 9, channels), 128, np.uint8))
-    assert (read(content, channels=1) == 128).all()
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("labels", [np.int32([1, 1]), np.float32([[0, 1]] * 2)])
 def test_certain_mistakes(dtype, labels):
@@ -163,24 +105,6 @@ def test_pixels_out_of_range():
     assert np.abs(found[..., 0].astype(int) - np.asarray(expected)).max() <= 1
 
 
-@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "TIFF"])
-def test_palettes(kind):
-    colors = np.random.default_rng(0).integers(0, 256, (8, 9, 3), np.uint8)
-    image = Image.fromarray(colors).quantize(7)
-    assert (read(file_of(image, kind)) == np.asarray(image.convert("RGB"))).all()
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])
-def test_turned_photos(kind):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    pixels = np.zeros((16, 24, 3), np.uint8)
-    pixels[:8] = 200
-    content = file_of(Image.fromarray(pixels), kind, exif=exif, quality=95)
-    found = read_image(content, (24, 16, 3), resize=False).astype(int)
-    assert np.abs(found - np.rot90(pixels, -1)).max() <= 8
-
-
 def test_turned_gray_tiff(tmp_path):
     stored = np.arange(72, dtype=np.uint8).reshape(9, 8)
     tags = {262: [1], 258: [8], 259: [1], 277: [1], 274: [6]}
@@ -193,15 +117,6 @@ def test_turned_gray_tiff(tmp_path):
     for source in data_set.sources.values():
         images, _ = all_of(source)
         assert (images == np.rot90(stored, -1)[..., None]).all()
-
-
-def test_raw_photos(tmp_path):
-    for name in ("cat/a.png", "cat/b.png", "dog/a.png", "dog/b.dng"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        kind = "TIFF" if name.endswith("dng") else "PNG"
-        (tmp_path / name).write_bytes(file_of(Image.new("RGB", (9, 8)), kind))
-    with pytest.raises(DataError, match=r"b\.dng: is of a format that is not read"):
-        data.load("image_folder", str(tmp_path))
 
 
 def test_extensions_of_a_shard(tmp_path):

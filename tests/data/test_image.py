@@ -51,10 +51,12 @@ def smooth(height, width):
         ("PNG", RGBA, {}),
         ("PNG", RGB.quantize(8), {"transparency": 3}),
         ("PNG", RGB.quantize(2), {"bits": 1}),
+        ("PNG", RGB, {"save_all": True, "append_images": [RGBA]}),
         *(("BMP", RGBA.convert(mode), {}) for mode in ("1", "L", "P", "RGB")),
         ("BMP", RGBA, {}),
         ("WEBP", RGB, {"lossless": True}),
         ("WEBP", RGBA, {"lossless": True, "exact": True}),
+        ("WEBP", RGB, {"lossless": True, "save_all": True, "append_images": [RGBA]}),
         ("WEBP", smooth(24, 40), {"quality": 90}),
         ("GIF", RGB.quantize(8), {}),
         ("GIF", RGB.quantize(8), {"save_all": True, "append_images": [RGB]}),
@@ -64,7 +66,7 @@ def smooth(height, width):
         ("JPEG", smooth(25, 41), {"subsampling": 1, "restart_marker_rows": 1}),
         ("JPEG", smooth(25, 41), {"keep_rgb": True}),
         ("TIFF", RGB, {"compression": "tiff_lzw"}),
-        ("TIFF", RGB.convert("CMYK"), {}),
+        *(("TIFF", x, {}) for x in (RGB.convert("CMYK"), RGB.quantize(8), RGBA)),
         ("AVIF", smooth(24, 40), {"quality": 90}),
         *(("HEIF", smooth(24, 40).convert(x), {"quality": 90}) for x in ("L", "RGB")),
         *(("PPM", RGBA.convert(mode), {}) for mode in ("1", "L", "RGB")),
@@ -291,6 +293,7 @@ def test_row_40_a_huge_image_is_refused_at_once(content, words):
 # Orientation.
 
 SAVED = {"JPEG": {"quality": 95}, "PNG": {}, "WEBP": {"lossless": True}, "TIFF": {}}
+SAVED["AVIF"] = {"quality": 95}
 each_orientation = pytest.mark.parametrize("orientation", range(1, 9))
 each_format = pytest.mark.parametrize("kind", SAVED)
 

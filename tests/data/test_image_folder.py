@@ -81,22 +81,23 @@ def test_evaluations_during_training_use_the_images_for_validation(root):
 @pytest.mark.row(23)
 def test_row_23_all_that_pillow_reads_is_read_and_names_may_lack_endings(root):
     cats, image = root / "train" / "cat", Image.fromarray(np.full((8, 6, 3), 77, "u1"))
-    kinds = "PPM DIB PCX TGA JPEG2000 ICO SGI QOI DDS PNG".split()
+    kinds = "PPM DIB PCX TGA JPEG2000 ICO SGI QOI DDS PNG WEBP AVIF TIFF".split()
     names = "x.ppm x.dib x.pcx x.TGA x.jp2 x.ico x.sgi x.qoi x.dds IMG_0001".split()
+    names += ["x.webp", "x.avif", "x.tif"]
     for kind, name in zip(kinds, names, strict=True):
         image.save(cats / name, kind, **({"sizes": [(6, 8)]} if kind == "ICO" else {}))
     (cats / "x.pgm").write_bytes(b"P5 6 8 65535\n" + bytes([77, 200]) * 48)
-    for name in ("photo.1", "photo.jpg?w=60"):
+    for name in ("photo.1", "photo.jpg?w=60", "x.jfif", "x.jpe"):
         image.save(cats / name, "JPEG")
     (cats / "notes").write_text("words")
     images, labels = all_of(load(root).train)
-    assert (labels == 1).sum() == 5 + 10 + 3
+    assert (labels == 1).sum() == 5 + 13 + 5
     assert (
         np.abs(images[labels == 1].astype(int) - 77).max((1, 2, 3)) <= 1
-    ).sum() == 13
+    ).sum() == 18
     assert load(root).inventory.names == {"other files": [str(cats / "notes")]}
-    for name in ("x.eps", "x.nef", "x.icns"):
-        (cats / name).touch()
+    for name in ("x.eps", "x.nef", "x.icns", "x.dng"):
+        image.save(cats / name, "TIFF")
         assert message(root).startswith(f"{cats / name}: is of a format that is not re")
         (cats / name).unlink()
 
