@@ -11,26 +11,14 @@ from benchmarks import accuracy, gpu
 from towers.config.choices import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
-PROGRAMS = {
-    "accuracy",
-    "containers",
-    "fine_tuning",
-    "gpu",
-    "input",
-    "memory",
-    "peers",
-    "serving",
-    "step",
-}
 
 
 def test_benchmarks_can_be_imported_and_the_programs_are_listed():
     page = (FOLDER / "README.md").read_text()
     for path in FOLDER.glob("[a-z]*.py"):
         module = importlib.import_module(f"benchmarks.{path.stem}")
-        is_program = hasattr(module, "main")
-        assert is_program == (path.stem in PROGRAMS)
-        assert is_program <= (f"python -m benchmarks.{path.stem} " in page)
+        is_listed = f"python -m benchmarks.{path.stem} " in page
+        assert hasattr(module, "main") == is_listed, path.stem
 
 
 def test_every_strategy_is_trained_for_its_accuracy():

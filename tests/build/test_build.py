@@ -38,20 +38,6 @@ def test_the_length_in_steps_covers_the_epochs(small, batch_size, num_epochs, st
     assert parts.total_steps == (steps + 1) // 2
 
 
-def test_held_out_images_are_those_that_are_not_trained_on(small):
-    parts = builder.build(small_config(validation_fraction=0.2))
-    split, source = parts.eval_split
-    assert (split, source.num_examples, parts.num_examples) == ("validation", 10, 40)
-
-    def images_of(source):
-        images, _ = source.read(tf.range(source.num_examples, dtype=tf.int64))
-        return {image.tobytes() for image in images.numpy()}
-
-    held_out, trained = images_of(source), images_of(parts.train_batches.source)
-    assert not held_out & trained
-    assert held_out | trained == images_of(parts.data.train)
-
-
 NOISY = {"model": "wide_resnet_16_4", "width": 0.1, "dropout": 0.1}
 
 

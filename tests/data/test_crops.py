@@ -80,7 +80,7 @@ def test_boxes_are_those_of_torchvision(height, width, scale):
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 40, 1)])
-def test_crops_equal_numpy_and_pillow_image_by_image(shape):
+def test_crops_equal_numpy_image_by_image(shape):
     height, width, _ = shape
     images, drawn = random_images(N, shape), Drawn(n=N)
     actual = crops.crop_resize_flip(tf.constant(images), drawn).numpy()
@@ -90,14 +90,9 @@ def test_crops_equal_numpy_and_pillow_image_by_image(shape):
         expected = np.einsum(
             "yh,hwc,xw->yxc", interpolation(h, height), part, interpolation(w, width)
         )
-        whole = Image.fromarray(part.squeeze()).resize(
-            (width, height), Image.Resampling.BILINEAR
-        )
-        whole = np.asarray(whole).reshape(shape)
         if drawn.numbers["flip"][i, 0] >= 0.5:
-            expected, whole = expected[:, ::-1], whole[:, ::-1]
+            expected = expected[:, ::-1]
         np.testing.assert_allclose(actual[i], expected, atol=1e-3)
-        assert np.abs(actual[i] - whole).max() < 1.01  # Pillow rounds twice
 
 
 # Crops of photos.

@@ -449,9 +449,3 @@ def test_wrong_sets_are_refused(tmp_path, labels, test_labels, class_names, mess
     given = (images[:8], labels), (images[8:], test_labels)
     with pytest.raises(DataError, match=message):
         towers.train(tmp_path, CONFIG, data=given, class_names=class_names)
-
-
-def test_a_loss_of_one_label_is_refused(tmp_path):
-    config = dataclasses.replace(CONFIG, pos_weights="", loss="focal")
-    with pytest.raises(ConfigError, match="one label"):
-        towers.train(tmp_path / "run", config, data=small_set())

@@ -1,17 +1,15 @@
 """CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST: their official files and archives, what
 tensorflow-datasets prepared, and downloads from a server on this machine."""
 
-import functools
 import gzip
 import hashlib
-import http.server
 import os
 import pickle
 import shutil
 import socket
-import threading
 
 import pytest
+from containers import serving
 from pictures import write_folder
 from prepared_sets import (
     CIFAR,
@@ -238,13 +236,8 @@ def test_row_19_no_network(tmp_path, no_network, name):
 def server(tmp_path):
     """The address of a server of the files in `tmp_path / "served"`."""
     (tmp_path / "served").mkdir()
-    handler = functools.partial(
-        http.server.SimpleHTTPRequestHandler, directory=tmp_path / "served"
-    )
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
+    with serving(tmp_path / "served") as server:
+        yield f"{server.url}/"
 
 
 def put_on(server, tmp_path, monkeypatch, name):

@@ -169,14 +169,6 @@ def test_the_last_bin_of_the_calibration_has_what_is_certain():
     assert found == pytest.approx(probabilities_of(logits)[1, 0] / 2)
 
 
-def test_of_equal_logits_the_first_is_predicted_and_the_top_five_are_five():
-    labels = np.arange(8, dtype=np.int32)
-    batch = {"logits": np.zeros((8, 8), np.float32), "labels": labels, "loss": labels}
-    found = of_one_kind([batch])
-    assert found.correct.tolist() == [True] + [False] * 7
-    assert found.in_top.tolist() == [True] * 5 + [False] * 3
-
-
 def test_with_a_nan_logit_no_label_is_right():
     """Of 200 images 80 have a NaN logit, 20 of them only NaNs."""
     batch = random_batch(200, 8, seed=1) | {"logits_tta": np.zeros((200, 8))}

@@ -75,14 +75,6 @@ def short_ticks(monkeypatch):
     monkeypatch.setattr(watchdog, "_TICK_SECS", 0.01)
 
 
-def test_a_function_runs_in_another_thread():
-    dog = Watchdog(Trainer())
-    with pytest.raises(ZeroDivisionError):
-        dog.call(divmod, 7, 0)
-    thread = dog.call(threading.current_thread)
-    assert thread is not threading.current_thread() and thread.daemon
-
-
 # Signals.
 
 
