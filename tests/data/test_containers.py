@@ -1,12 +1,10 @@
 """The contract of all containers of images: the same images give the same batches."""
 
-import base64
 import dataclasses
 import functools
 import gzip
 import itertools
 import json
-import pathlib
 import re
 import shutil
 import signal
@@ -487,10 +485,7 @@ def test_files_of_datasets_webdataset_and_pandas_are_read(
     """Image i of six has the value 10 i and the label i % 2; `files_of_others.json` has
     the files, packed, as datasets 5.2.0, webdataset 1.0.2 and pandas 3.1.1 wrote them.
     """
-    files = json.loads(
-        (pathlib.Path(__file__).parent / "files_of_others.json").read_text()
-    )
-    (tmp_path / name).write_bytes(gzip.decompress(base64.b64decode(files[name])))
+    (tmp_path / name).write_bytes(containers.file_of_others(name))
     for number in range(6):
         image = np.full((8, 6, 3), 10 * number, np.uint8)
         (tmp_path / f"{number}.png").write_bytes(png(image))

@@ -1,10 +1,6 @@
 """Image files are read as Pillow, TensorFlow and NumPy read them."""
 
-import base64
-import gzip
 import io
-import json
-import pathlib
 import struct
 import tracemalloc
 import zlib
@@ -12,6 +8,7 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from containers import file_of_others
 from pictures import chunk, file_of, gif, png, random_pixels, tiff
 from PIL import Image, ImageOps
 
@@ -373,10 +370,8 @@ def test_a_reduced_scale_shows_what_the_whole_image_does(height, width, size):
 def test_gray_images_that_tifffile_stacks_are_colors_unless_they_are_pages(name, bands):
     """`files_of_others.json` has what `imwrite` of tifffile 2026.3.3 makes of uint8 [3,
     4, 5] and [4, 4, 5]; pages with `photometric="minisblack"`."""
-    others = pathlib.Path(__file__).parent / "files_of_others.json"
-    content = gzip.decompress(base64.b64decode(json.loads(others.read_text())[name]))
     expected = np.moveaxis(np.arange(80).reshape(4, 4, 5)[bands], 0, -1)
-    actual = decode(content)
+    actual = decode(file_of_others(name))
     np.testing.assert_array_equal(actual, np.broadcast_to(expected, actual.shape))
 
 

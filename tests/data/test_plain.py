@@ -3,13 +3,14 @@
 import io
 import itertools
 import struct
-import zlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from pictures import chunk, file_of
 from PIL import Image
 from test_cached import Files
+from test_image import photo
 
 from towers.data.files import plain
 from towers.data.files.cached import CachedSource
@@ -20,23 +21,9 @@ SIZE = 24, 19  # height and width
 NUM_FUZZED = 300
 
 
-def encoded(image, kind, **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
 def with_chunk(content, kind, data):
     """Return a PNG file with a chunk behind its header."""
-    body = kind + data
-    chunk = struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
-    return content[:33] + chunk + content[33:]
-
-
-def exif(orientation):
-    result = Image.Exif()
-    result[0x0112] = orientation
-    return result
+    return content[:33] + chunk(kind, data) + content[33:]
 
 
 @pytest.fixture(scope="module")
@@ -44,26 +31,26 @@ def kinds():
     """Name -> a file; those that are plain for three channels first."""
     small = Image.fromarray(RNG.integers(0, 256, (9, 7, 3), dtype=np.uint8))
     color = small.resize(SIZE[::-1], Image.Resampling.BICUBIC)
-    gray, png = color.convert("L"), encoded(color, "PNG")
+    gray, png = color.convert("L"), file_of(color, "PNG")
     jpegs = [{"quality": x} for x in (5, 75, 100)]
     jpegs += [{"subsampling": x} for x in ("4:4:4", "4:2:2", "4:1:1")]
     jpegs += [{"progressive": True}, {"restart_marker_rows": 1}, {"comment": "x"}]
-    files = {f"JPEG {x}": encoded(color, "JPEG", **x) for x in jpegs}
-    files |= {"gray JPEG": encoded(gray, "JPEG"), "PNG": png}
-    files |= {"gray PNG": encoded(gray, "PNG")}
+    files = {f"JPEG {x}": file_of(color, "JPEG", **x) for x in jpegs}
+    files |= {"gray JPEG": file_of(gray, "JPEG"), "PNG": png}
+    files |= {"gray PNG": file_of(gray, "PNG")}
     files["PNG with gamma"] = with_chunk(png, b"gAMA", struct.pack(">I", 22000))
     files |= {
-        "turned": encoded(color, "JPEG", exif=exif(6)),
-        "turned PNG": encoded(color, "PNG", exif=exif(6)),
-        "with a profile": encoded(color, "JPEG", icc_profile=b"profile"),
-        "CMYK": encoded(color.convert("CMYK"), "JPEG"),
-        "stored as RGB": encoded(color, "JPEG", keep_rgb=True),
-        "palette": encoded(color.quantize(9), "PNG"),
-        "alpha": encoded(color.convert("RGBA"), "PNG"),
-        "transparent": encoded(color, "PNG", transparency=(1, 2, 3)),
-        "1 bit": encoded(color.convert("1"), "PNG"),
-        "WebP": encoded(color, "WEBP", lossless=True),
-        "cut": encoded(color, "JPEG")[:-1],
+        "turned": photo(color, "JPEG", 6),
+        "turned PNG": photo(color, "PNG", 6),
+        "with a profile": file_of(color, "JPEG", icc_profile=b"profile"),
+        "CMYK": file_of(color.convert("CMYK"), "JPEG"),
+        "stored as RGB": file_of(color, "JPEG", keep_rgb=True),
+        "palette": file_of(color.quantize(9), "PNG"),
+        "alpha": file_of(color.convert("RGBA"), "PNG"),
+        "transparent": file_of(color, "PNG", transparency=(1, 2, 3)),
+        "1 bit": file_of(color.convert("1"), "PNG"),
+        "WebP": file_of(color, "WEBP", lossless=True),
+        "cut": file_of(color, "JPEG")[:-1],
     }
     return files
 

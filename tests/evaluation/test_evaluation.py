@@ -14,14 +14,13 @@ import small_runs
 import tensorflow as tf
 from absl import flags
 from marks import slow
-from small_runs import NUM_TEST, NUM_TRAIN, arrays, small_config
+from small_runs import NUM_TEST, arrays, numpy_logits, small_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from towers.cli import flags as config_flags
 from towers.errors import ConfigError
 from towers.evaluation.evaluate import evaluate
 from towers.metrics.results import spreadsheet_csv
-from towers.run.checkpointer import Checkpointer
 from towers.training.train import train
 
 CONFIG = small_config(checkpoint_every_steps=4)
@@ -36,19 +35,6 @@ def workdir(tmp_path):
     return shutil.copytree(small_runs.uninterrupted(CONFIG).path, tmp_path / "run")
 
 
-def count_correct(workdir, step, use_ema):
-    """In NumPy: how many test images the linear network gets right."""
-    tensors = Checkpointer(workdir / "checkpoints").read(step).tensors
-    kind = "averages" if use_ema else "params"
-    train_images = arrays(NUM_TRAIN, 0)[0] / 1.0
-    images, labels = arrays(NUM_TEST, 1)
-    axes = (0, 1, 2)
-    images = (images - train_images.mean(axes)) / train_images.std(axes)
-    logits = images.reshape(NUM_TEST, -1) @ tensors[f"{kind}/logits/kernel"]
-    logits += tensors[f"{kind}/logits/bias"]
-    return int(np.sum(logits.argmax(1) == labels))
-
-
 @pytest.mark.parametrize(
     "batch_size,num_towers",
     [(7, 3), *(slow(*x) for x in ((24, 5), (1, 1), (500, 8)))],
@@ -58,8 +44,10 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
     config = dataclasses.replace(CONFIG, batch_size=batch_size, num_towers=num_towers)
     result = evaluate(workdir, config)
     assert result["test_images"] == NUM_TEST
-    for suffix, use_ema in (("", False), ("_ema", True)):
-        correct = count_correct(workdir, 10, use_ema)
+    images, labels = arrays(NUM_TEST, 1)
+    for suffix, kind in (("", "params"), ("_ema", "averages")):
+        logits = numpy_logits(workdir, images, kind, 10)
+        correct = int(np.sum(logits.argmax(1) == labels))
         assert result[f"test_correct{suffix}"] == correct
         assert result[f"test_accuracy{suffix}"] == correct / NUM_TEST
 

@@ -14,6 +14,7 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from PIL import Image
+from scipy import special
 from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
 from towers import load_run
@@ -68,8 +69,7 @@ def test_probabilities_are_those_of_the_network(photos, capfd, trained, options)
     workdir = small_runs.uninterrupted(small_config(**trained)).path
     config = prediction_config(RunFolder(workdir), **options)
     paths = sorted_files(photos)
-    powers = np.exp(expected_logits(workdir, paths))
-    expected = powers / powers.sum(1, keepdims=True)
+    expected = special.softmax(expected_logits(workdir, paths), axis=1)
     order = np.argsort(-expected)[:, :3]
     capfd.readouterr()
     predicted = predict(workdir, photos, config)

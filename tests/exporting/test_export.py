@@ -7,7 +7,6 @@ import os
 import textwrap
 import types
 import zipfile
-import zlib
 
 import keras
 import numpy as np
@@ -17,11 +16,12 @@ import tensorflow as tf
 from exported import PAGE, draw_odd_photos, programs, random_images, random_run
 from marks import slow
 from networks import KINDS
+from pictures import chunk, file_of
 from PIL import ExifTags, Image, ImageOps
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from sklearn.metrics import f1_score
-from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small_config
+from small_runs import CLASS_NAMES, IMAGE_SHAPE, arrays, numpy_logits, small_config
 from tensorflow.lite.tools import flatbuffer_utils
 
 from towers import load_run
@@ -61,15 +61,6 @@ def predict_here(format, path, images):
 @pytest.fixture
 def same_process(monkeypatch):
     monkeypatch.setattr(comparison, "predict_in_new_process", predict_here)
-
-
-def numpy_logits(workdir, images, kind="averages"):
-    """Logits of the linear network, in float64."""
-    axes, tensors = (0, 1, 2), saved(workdir).tensors
-    train_images = arrays(NUM_TRAIN, 0)[0] / 1.0
-    inputs = (images - train_images.mean(axes)) / train_images.std(axes)
-    kernel, bias = (tensors[f"{kind}/logits/{name}"] for name in ("kernel", "bias"))
-    return inputs.reshape(len(images), -1) @ kernel + bias
 
 
 # What is inside.
@@ -250,10 +241,8 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
     signatures = tf.saved_model.load(tmp_path / "model").signatures
     rng, contents, images = np.random.default_rng(0), [], []
     for *size, kind in (32, 32, "BMP"), (50, 90, "PNG"), (31, 20, "JPEG"):
-        file = io.BytesIO()
         drawn = rng.integers(0, 256, (*size, 3), np.uint8)
-        Image.fromarray(drawn).save(file, kind)
-        contents.append(file.getvalue())
+        contents.append(file_of(Image.fromarray(drawn), kind))
         for share, name, fit in (
             (1.0, "bilinear", "crop"),
             (1.0, "bicubic", "pad"),
@@ -277,12 +266,6 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
     np.testing.assert_allclose(sums, np.ones(3), rtol=1e-5)
 
 
-def jpeg(image, **options):
-    file = io.BytesIO()
-    image.save(file, "JPEG", **options)
-    return file.getvalue()
-
-
 def drawn_image(width, height, mode="RGB"):
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (9, 7, 3), np.uint8))
@@ -300,7 +283,7 @@ def by_pillow(content, channels):
 def cmyk_jpegs():
     """With black, and without the segment of Adobe that Pillow writes."""
     colors, black = drawn_image(83, 61), drawn_image(83, 61, "L")
-    content = jpeg(Image.merge("CMYK", (*colors.split(), black)))
+    content = file_of(Image.merge("CMYK", (*colors.split(), black)), "JPEG")
     start = content.index(b"\xff\xee")
     assert content[start + 2 : start + 9] == b"\0\x0eAdobe"
     return content, content[:start] + content[start + 16 :]
@@ -312,16 +295,16 @@ def turned_jpegs():
         exif.endian = "<" if turn % 2 else ">"
         exif[ExifTags.Base.Make] = "camera"
         exif[ExifTags.Base.Orientation] = turn
-        yield jpeg(drawn_image(83, 61), exif=exif)
-    yield jpeg(drawn_image(83, 61), xmp=b'<a tiff:Orientation="8"/>')
+        yield file_of(drawn_image(83, 61), "JPEG", exif=exif)
+    yield file_of(drawn_image(83, 61), "JPEG", xmp=b'<a tiff:Orientation="8"/>')
 
 
 @pytest.mark.parametrize("channels", [3, 1])
 def test_encoded_images_have_the_pixels_of_pillow(channels):
     options = {"quality": 20}, {"subsampling": "4:2:2"}, {"progressive": True}
     options += {"keep_rgb": True}, {"restart_marker_blocks": 2}
-    files = {jpeg(drawn_image(83, 61), **x): 0 for x in options}
-    files |= {jpeg(drawn_image(83, 61, "L")): 0}
+    files = {file_of(drawn_image(83, 61), "JPEG", **x): 0 for x in options}
+    files |= {file_of(drawn_image(83, 61, "L"), "JPEG"): 0}
     files |= dict.fromkeys(turned_jpegs(), 0) | dict.fromkeys(cmyk_jpegs(), 1)
     assert len(files) == 16
     for content, most in files.items():
@@ -332,12 +315,8 @@ def test_encoded_images_have_the_pixels_of_pillow(channels):
 
 def test_gray_of_a_png_does_not_depend_on_its_gamma():
     """As TensorFlow's `decode_png(channels=1)` does, which gives 137."""
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), (200, 100, 50)).save(file, "PNG")
-    content = file.getvalue()
-    data = b"gAMA" + (45455).to_bytes(4)
-    chunk = (4).to_bytes(4) + data + zlib.crc32(data).to_bytes(4)
-    content = content[:33] + chunk + content[33:]
+    content = file_of(Image.new("RGB", (8, 8), (200, 100, 50)), "PNG")
+    content = content[:33] + chunk(b"gAMA", (45455).to_bytes(4)) + content[33:]
     assert tf.io.decode_png(content, channels=1)[0, 0, 0] == 137
     assert np.unique(decode_image(tf.constant(content), (8, 8, 1))) == [124]
 
@@ -347,7 +326,7 @@ def test_gray_of_a_png_does_not_depend_on_its_gamma():
 )
 def test_encoded_images_are_reduced_and_resized_as_by_pillow(width, height):
     """Decoded at the scales 1, 1/2, 1/4 and 1, the height first in the last one."""
-    content, shape = jpeg(drawn_image(width, height)), (100, 90, 3)
+    content, shape = file_of(drawn_image(width, height), "JPEG"), (100, 90, 3)
     expected = read_image(content, shape).astype(int)
     image = decode_image(tf.constant(content), shape).numpy()
     assert np.abs(image - expected).max() <= 1

@@ -1,7 +1,9 @@
 """The same images as a folder and in every container, and a web server with ranges."""
 
+import base64
 import contextlib
 import csv
+import gzip
 import http.server
 import io
 import json
@@ -31,6 +33,12 @@ def examples(count, seed=0):
         (f"{CLASSES[label]}/{i:05}.png", int(label), png(random_pixels([seed, i])))
         for i, label in enumerate(labels.tolist())
     ]
+
+
+def file_of_others(name):
+    """Return the content of a file that another program wrote."""
+    path = pathlib.Path(__file__).parents[1] / "data/files_of_others.json"
+    return gzip.decompress(base64.b64decode(json.loads(path.read_text())[name]))
 
 
 def write_images(root, rows):

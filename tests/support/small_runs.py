@@ -303,5 +303,16 @@ def saved(workdir: pathlib.Path) -> Checkpoint:
     return Checkpointer(workdir / "checkpoints").read()
 
 
+def numpy_logits(
+    workdir: pathlib.Path, images: np.ndarray, kind: str = "averages", step="last"
+) -> np.ndarray:
+    """Return the logits of the linear network in a run, in float64."""
+    tensors = Checkpointer(workdir / "checkpoints").read(step).tensors
+    axes, known = (0, 1, 2), arrays(NUM_TRAIN, 0)[0]
+    inputs = (images - known.mean(axes)) / known.std(axes)
+    inputs = inputs.reshape(len(images), -1)
+    return inputs @ tensors[f"{kind}/logits/kernel"] + tensors[f"{kind}/logits/bias"]
+
+
 def saved_steps(workdir: pathlib.Path) -> list[int]:
     return Checkpointer(workdir / "checkpoints").steps()
