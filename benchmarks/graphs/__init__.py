@@ -1,1 +1,1 @@
-"""Analysis of traced graphs: placement, kernels, crossings, memory."""
+"""Analysis of traced graphs: placement, kernels, crossings."""

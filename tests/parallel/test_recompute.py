@@ -1,5 +1,6 @@
 """--recompute: the same bits in less memory."""
 
+import functools
 import math
 
 import keras
@@ -9,7 +10,7 @@ import small_runs
 from marks import slow
 from recipes import Recipe, create_trainer
 
-from benchmarks.graphs.memory import trainer_accounts
+from benchmarks.graphs.executed import step_on_cpus
 from towers.errors import ConfigError
 from towers.models.create import create_model
 from towers.optim.phases import Phase
@@ -68,32 +69,37 @@ def test_recomputation_changes_no_bit(create, num_devices, name, dtype, options)
     small_runs.assert_equal_states(last, expected[1])
 
 
-@pytest.mark.parametrize(
-    "create,options",
-    [
-        (towers, {}),
-        slow(towers, {"sync_batch_norm": True}),
-    ],
-)
-def test_the_optimized_step_keeps_less(create, options):
-    """Grappler does not merge recomputed operations."""
-    model = create_model(
-        "resnet20", image_shape=(16, 16, 3), num_classes=networks.NUM_CLASSES
-    )
-    batches = networks.random_batches(1, 64, image_shape=(16, 16, 3))
-    memory = []
-    for recompute in (False, True):
-        trainer = create_trainer(
-            create,
-            networks.Network(model, [], {}),
-            Recipe(),
-            batches,
-            2,
-            recompute=recompute,
-            **options,
+def forward_convolutions(trainer):
+    """Count those of an executed step, and of these the ones that need a gradient."""
+    graphs = step_on_cpus(trainer)
+    nodes = {node.name: node for graph in graphs for node in graph.node}
+
+    @functools.cache
+    def needs_gradient(name):
+        inputs = (x.lstrip("^").partition(":")[0] for x in nodes[name].input)
+        return any("Backprop" in nodes[x].op or needs_gradient(x) for x in inputs)
+
+    names = [k for k, x in nodes.items() if "Conv2D" in x.op and "Back" not in x.op]
+    return len(names), sum(map(needs_gradient, names))
+
+
+@pytest.mark.parametrize("options", [{}, slow({"sync_batch_norm": True})])
+def test_segments_are_computed_again_after_the_gradients_behind_them(options):
+    """So that their activations are not kept; Grappler merges no two convolutions."""
+    shape = (16, 16, 3)
+    model = create_model("resnet20", image_shape=shape, num_classes=5)
+    batches = networks.random_batches(1, 8, image_shape=shape)
+    network = networks.Network(model, [], {})
+    counts = [
+        forward_convolutions(
+            create_trainer(
+                towers, network, Recipe(), batches, 2, recompute=recompute, **options
+            )
         )
-        memory.append([x.activations + x.transient for x in trainer_accounts(trainer)])
-    assert sum(memory[1]) < 0.5 * sum(memory[0])
+        for recompute in (False, True)
+    ]
+    (once, none), (both, again) = counts
+    assert none == 0 and both == once + again and again > once / 2
 
 
 def test_a_network_without_a_place_to_cut_is_refused():
