@@ -6,29 +6,13 @@ import time
 import weakref
 
 import pytest
-import small_runs
 import tensorflow as tf
 from pictures import png, random_pixels
 
-from towers.data.augment.augmentation import create_augment
-from towers.data.batches import EvalBatches, TrainBatches
 from towers.data.files.cached import CachedSource
 from towers.data.files.image_files import ImageOptions
-from towers.data.streams import NUM_THREADS, without_tuning
+from towers.data.streams import without_tuning
 from towers.tf_internals import delete_in_thread
-
-
-def streams():
-    found = small_runs.small_data()
-    augment = create_augment("none", found.train.image_shape, found.mean, found.std)
-    yield TrainBatches(found.train, augment, seed=0, images_per_step=5).stream(3)
-    yield EvalBatches(found.test, augment, 5).stream()
-
-
-def test_no_stream_is_tuned():
-    for stream in streams():
-        assert stream.options().autotune.enabled is False
-        assert stream.options().threading.private_threadpool_size == NUM_THREADS
 
 
 @pytest.mark.parametrize("has_failed", [False, True])

@@ -1,6 +1,5 @@
 """What a training shows while it runs."""
 
-import dataclasses
 import io
 import itertools
 import os
@@ -17,7 +16,6 @@ from towers.training.display import (
     PlainDisplay,
     Status,
     create_display,
-    plain_line,
 )
 
 STATUS = Status(
@@ -33,18 +31,6 @@ STATUS = Status(
     input_wait_percent=3.1,
     secs_left=4800.0,
 )
-
-
-def test_a_line_of_a_terminal_has_as_much_as_fits_of_a_file_all():
-    line = plain_line(STATUS, 12000, "computing", 4800.0, width=80)
-    assert line.startswith("step 12000/39100  1 h 20 min left  loss 0.512  accuracy ")
-    assert 70 < len(line) <= 80
-    line = plain_line(STATUS, 12000, "computing", 4800.0, 200)
-    assert line.endswith("  12,346 images/s  input wait 3%  lr 0.05")
-    skipping = dataclasses.replace(STATUS, skipped_steps=3)
-    assert "  3 steps skipped" in plain_line(skipping, 12000, "computing", None, 99)
-    line = plain_line(Status(10, 1.0), 0, "tracing the step", None, 99)
-    assert line == "step 0/10  tracing the step"
 
 
 def test_lines_come_by_the_clock_at_growing_intervals(capsys):
