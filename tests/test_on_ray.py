@@ -16,9 +16,7 @@ import tempfile
 
 import pytest
 from processes import Program, free_ports, run
-from small_runs import assert_equal_states
-
-from towers.run.checkpointer import Checkpointer
+from small_runs import assert_equal_states, saved, saved_steps
 
 
 @pytest.mark.parametrize(
@@ -47,12 +45,6 @@ def test_a_missing_ray_is_one_line_that_names_the_extra(tmp_path):
 
 # On a cluster of Ray.
 
-needs_ray = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("ray") is None, reason="needs the extra ray"
-    ),
-]
 NUM_STEPS = 60
 TRAIN = (
     "--dataset=shapes --model=lenet --batch_size=32 --device=cpu --num_towers=1 "
@@ -63,13 +55,13 @@ TRAIN = (
 
 
 class Ray:
-    """A cluster of Ray on this machine; its first node has room for three workers.
+    """A node of Ray on this machine with room for three workers.
 
     Attributes:
         environ: of a program that uses it.
     """
 
-    def __init__(self, folder, stack, num_cpus=3):
+    def __init__(self, folder, stack):
         [port] = free_ports(1)
         self.environ = {
             "HOME": str(folder),  # where Ray writes
@@ -78,20 +70,13 @@ class Ray:
             "RAY_DEDUP_LOGS": "0",
         }
         self._folder, self._stack = folder, stack
-        head = f"--head --port={port} --dashboard-port=0 --temp-dir={folder}"
-        self.add_node(num_cpus, f"{head} --disable-usage-stats")
-
-    def add_node(self, num_cpus, place=""):
-        """Starts a node; returns its process, of which all others are children."""
         options = f"""
-            --block --num-cpus={num_cpus} --node-ip-address=127.0.0.1
+            --head --port={port} --dashboard-port=0 --temp-dir={folder}
+            --disable-usage-stats --block --num-cpus=3 --node-ip-address=127.0.0.1
             --object-store-memory={2**27} --dashboard-agent-listen-port=0
         """
-        place = place or f"--address={self.environ['RAY_ADDRESS']}"
-        command = ["ray.scripts.scripts", "start", *options.split(), *place.split()]
-        node = self._start(*command)
+        node = self._start("ray.scripts.scripts", "start", *options.split())
         node.wait_for("started")
-        return node.process
 
     def _start(self, *command):
         program = Program(["-m", *command], self._folder, self.environ)
@@ -101,41 +86,23 @@ class Ray:
         self._stack.callback(program.process.terminate)
         return program
 
-    def train(self, workdir, *flags, num_workers=3, max_restarts=0):
+    def train(self, workdir, max_restarts=0):
         """Starts towers.on_ray."""
-        own = f"--num_workers={num_workers} --max_restarts={max_restarts} --"
-        run = self._start(
-            "towers.on_ray", *own.split(), *TRAIN, f"--workdir={workdir}", *flags
-        )
+        own = f"--num_workers=3 --max_restarts={max_restarts} --"
+        run = self._start("towers.on_ray", *own.split(), *TRAIN, f"--workdir={workdir}")
         run.workdir = workdir
         return run
 
 
-@contextlib.contextmanager
-def cluster_of_ray(**options):
+@pytest.fixture(scope="module")
+def ray():
     # The names of Ray's sockets have to be short.
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     try:
         with contextlib.ExitStack() as stack:
-            yield Ray(folder, stack, **options)
+            yield Ray(folder, stack)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def ray():
-    with cluster_of_ray() as ray:
-        yield ray
-
-
-def wait_for_checkpoint(run):
-    folder = run.workdir / "checkpoints"
-    run.wait_until(lambda: Checkpointer(folder).steps(), 300)
-
-
-def state_of(run):
-    folder = run.workdir / "checkpoints"
-    return Checkpointer(folder, pytest.fail).read().tensors
 
 
 def parent_of(pid):
@@ -162,25 +129,26 @@ def uninterrupted(ray, tmp_path_factory):
     run = ray.train(tmp_path_factory.mktemp("whole") / "run")
     assert run.wait(300) == 0, run.output
     assert f"step {NUM_STEPS} of {NUM_STEPS} is saved" in run.output
-    return state_of(run)
+    return saved(run.workdir).tensors
 
 
-class TestOnRay:
-    pytestmark = needs_ray
-
-    @pytest.mark.parametrize("which,victim", [("worker", 0), ("actor", 1)])
-    def test_after_a_kill_all_start_anew_and_the_run_ends_in_the_same_bits(
-        self, which, victim, ray, uninterrupted, tmp_path
-    ):
-        run = ray.train(tmp_path / "run", max_restarts=1)
-        wait_for_checkpoint(run)
-        before = workers_of(run)
-        own, parent = before[victim]
-        os.kill(own if which == "worker" else parent, signal.SIGKILL)
-        assert run.wait(300) == 0, run.output
-        assert len(before) == 3 and not workers_of(run)
-        restored = re.findall(r"\[0\].*restored step \d+ ", run.output)
-        assert len(restored) == 1, run.output
-        words = "was killed by signal 9 (Killed)" if which == "worker" else "is lost: "
-        assert f"towers.on_ray: worker {victim} {words}" in run.output
-        assert_equal_states(state_of(run), uninterrupted)
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs the extra ray"
+)
+@pytest.mark.parametrize("which,victim", [("worker", 0), ("actor", 1)])
+def test_after_a_kill_all_start_anew_and_the_run_ends_in_the_same_bits(
+    which, victim, ray, uninterrupted, tmp_path
+):
+    run = ray.train(tmp_path / "run", max_restarts=1)
+    run.wait_until(lambda: saved_steps(run.workdir), 300)
+    before = workers_of(run)
+    own, parent = before[victim]
+    os.kill(own if which == "worker" else parent, signal.SIGKILL)
+    assert run.wait(300) == 0, run.output
+    assert len(before) == 3 and not workers_of(run)
+    restored = re.findall(r"\[0\].*restored step \d+ ", run.output)
+    assert len(restored) == 1, run.output
+    words = "was killed by signal 9 (Killed)" if which == "worker" else "is lost: "
+    assert f"towers.on_ray: worker {victim} {words}" in run.output
+    assert_equal_states(saved(run.workdir).tensors, uninterrupted)
