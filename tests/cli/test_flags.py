@@ -348,7 +348,6 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
         ("run_train.py", ["--bach_size=3"], "'bach_size'.* batch_size \\?"),
         ("run_train.py", ["--wandb"], "--wandb is not a flag here: --track=wandb"),
         ("run_train.py", ["--batch_size=2.5"], "--batch_size=2.5"),
-        ("run_train.py", ["--num_towers=999"], "batch_size=128 with num_towers=999"),
         ("run_train.py", ["--dry_run", "--lr_range_test"], "give one of the two"),
         ("run_train.py", ["--folds=5", "--dry_run"], "--dry_run with --folds: give"),
         ("run_train.py", ["--batch_size=auto", "--dry_run"], "--dry_run with --batch_"),

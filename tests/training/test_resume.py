@@ -151,14 +151,6 @@ def test_row_9_periods_strategy_towers_and_length_may_change_freely(half_way):
     assert train(half_way, changed).step == 12
 
 
-def test_row_9_the_length_of_a_cosine_is_part_of_the_run(tmp_path):
-    config = small_config(schedule="cosine", max_steps=2)
-    train(tmp_path, config)
-    longer = dataclasses.replace(config, num_epochs=3.0, max_steps=3)
-    with pytest.raises(ConfigError, match=r"num_epochs was 2.0 and is 3.0"):
-        train(tmp_path, longer)
-
-
 @pytest.mark.row(8)
 def test_row_8_another_model_is_refused_by_its_first_variable(half_way, monkeypatch):
     before = snapshot(half_way)
