@@ -46,26 +46,6 @@ def test_the_page_has_every_exit_code():
     assert {0, 1, errors.DEFECT, *EXIT_CODES.values()} == set(errors.IS_RETRYABLE)
 
 
-def test_a_data_error_comes_out_of_tensorflow_as_what_it_was():
-    def read(index):
-        raise errors.DataError("a/b.png: is empty; `python -m x` finds it")
-
-    def call(index):
-        return tf.numpy_function(read, [index], tf.int64)
-
-    numbers = tf.data.Dataset.range(3).map(call)
-    for fails in (
-        lambda: next(iter(numbers)),
-        lambda: tf.function(call)(tf.constant(1)),
-    ):
-        with (
-            pytest.raises(errors.DataError) as caught,
-            errors.data_errors_of_tensorflow(),
-        ):
-            fails()
-        assert str(caught.value) == "a/b.png: is empty; `python -m x` finds it"
-
-
 def test_one_line_is_one_printable_line_of_at_most_400_characters():
     assert one_line(ValueError("a\n  b")) == "a b"
     assert one_line(ValueError()) == "ValueError"

@@ -144,6 +144,7 @@ def test_row_23_a_file_that_cannot_be_used_is_named(files, damage, words):
     batches = tf.data.Dataset.range(NUM_EXAMPLES).batch(2).map(source.read)
     for call in (
         lambda: source.read(tf.constant([1, 3], tf.int64)),
+        lambda: tf.function(source.read)(tf.constant([1, 3], tf.int64)),
         lambda: list(batches.prefetch(1)),
     ):
         text = message(call_in_tensorflow, call)

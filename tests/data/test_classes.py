@@ -7,11 +7,8 @@ import pytest
 import tensorflow as tf
 
 from towers import Config
-from towers.data.augment.augmentation import none
-from towers.data.batches import TrainBatches
 from towers.data.classes import class_weights, logit_offsets
 from towers.data.orders import BalancedOrder
-from towers.data.resident import Resident
 from towers.data.sources import ArraySource
 
 MEAN, DEVIATION = (100.0,) * 3, (50.0,) * 3
@@ -69,21 +66,3 @@ def test_every_class_that_has_images_is_equally_likely():
     assert len(np.unique(epochs, axis=0)) == 200
     np.testing.assert_array_equal(order(7, tf.constant(3, tf.int64)), epochs[3])
     assert np.any(order(8, tf.constant(3, tf.int64)) != epochs[3])
-
-
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_balanced_batches_are_functions_of_seed_and_step_however_they_are_made(repeats):
-    source = source_of(LABELS)
-    augment = none(source.image_shape, MEAN, DEVIATION)
-    batches = TrainBatches(
-        source, augment, 3, 32, order=BalancedOrder(LABELS), repeats=repeats
-    )
-    resident = Resident(batches.split([20, 12]), ["/CPU:0"] * 2)
-    # The second batch reaches over the end of an epoch.
-    for step, streamed in enumerate(batches.stream(5).take(2), 5):
-        expected = batches(tf.constant(step, tf.int64))
-        parts = resident.batches_of(step)
-        for name, values in expected.items():
-            joined = tf.concat([tf.cast(x[name], values.dtype) for x in parts], 0)
-            np.testing.assert_array_equal(joined, values)
-            np.testing.assert_array_equal(streamed[name], values)

@@ -20,7 +20,6 @@ from towers import Config
 from towers.build import assembly
 from towers.data import classes
 from towers.data.augment.augmentation import create_augment
-from towers.data.augment.mixing import create_mix
 from towers.data.batches import EvalBatches, hold_out
 from towers.data.orders import BalancedOrder
 from towers.data.share import Share
@@ -248,30 +247,6 @@ def test_every_class_has_its_share_of_what_is_held_out():
         assert ratio.min() > 0.05 and ratio.max() < 0.17
         both = part.labels.sum(0) + rest.labels.sum(0)
         np.testing.assert_array_equal(both, labels.sum(0))
-
-
-def test_mixed_sets_are_the_means_of_their_labels():
-    labels, _ = random_sets(6, 3)
-    images = np.random.default_rng(0).random((6, 4, 4, 3), np.float32)
-    batch = {
-        "images": tf.constant(images),
-        "labels": tf.constant(labels, tf.float32),
-        "sample_weights": tf.constant([1.0, 2.0, 0.5, 1.0, 3.0, 1.0]),
-    }
-    mix = create_mix(mixup=1.0, cutmix=0.0, num_classes=3)
-    numbers = np.linspace(0, 0.9, 6).astype(np.float32)
-    mixed = mix(batch, lambda name, shape: tf.constant(numbers))
-    weights = batch.pop("sample_weights").numpy()[:, None]
-    plain = mix(batch, lambda *_: tf.constant(numbers))
-    pixel, before = images[:, 0, 0, :1], np.roll(labels, 1, 0)
-    difference = plain["images"].numpy()[:, 0, 0, :1] - pixel
-    share = difference / (np.roll(pixel, 1, 0) - pixel)  # of the image before
-    expected = (1 - share) * labels + share * before
-    np.testing.assert_allclose(plain["labels"], expected, atol=1e-5)
-    weight = (1 - share) * weights + share * np.roll(weights, 1, 0)
-    weighted = (1 - share) * weights * labels + share * np.roll(weights, 1, 0) * before
-    np.testing.assert_allclose(mixed["sample_weights"], weight[:, 0], rtol=1e-4)
-    np.testing.assert_allclose(mixed["labels"], weighted / weight, atol=1e-4)
 
 
 # Evaluation over workers and strategies.
