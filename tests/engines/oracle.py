@@ -13,7 +13,7 @@ averages and model state with it. One step is, in this order:
  5. the moving averages of the parameters and of the model state.
 
 Parameters and state are ordered dicts 'layer/variable' -> array; the names of variables
-and options are the keyword arguments of the functions in `oracle_layers.LAYERS`. A bias
+and options are the keyword arguments of the functions in `oracle_layers`. A bias
 is there when `params` holds one.
 """
 
@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from engines.oracle_layers import LAYERS, Pullback
+from engines import oracle_layers
+from engines.oracle_layers import Pullback
 
 INPUT = "images"  # what the network's first layer reads, for use in `inputs`
 
@@ -125,7 +126,8 @@ def forward(
         if is_random:
             arguments["noise"] = (noise or {}).get(node.name)
         inputs = node.inputs or (previous,)
-        done = LAYERS[node.kind](*(values[name] for name in inputs), **arguments)
+        apply = getattr(oracle_layers, node.kind)
+        done = apply(*(values[name] for name in inputs), **arguments)
         values[node.name] = done.output
         new_state.update({f"{node.name}/{k}": v for k, v in done.state.items()})
         tape.append((node.name, inputs, done.pullback))

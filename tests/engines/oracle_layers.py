@@ -127,41 +127,48 @@ def dense(x, kernel, bias=None) -> Applied:
     return Applied(output if bias is None else output + bias, pullback)
 
 
+def _each(output, slope) -> Applied:
+    """A function of each number by itself, and its derivatives."""
+    return Applied(output, lambda gradient: ((gradient * slope,), {}))
+
+
 def relu(x) -> Applied:
     """max(x, 0), with gradient 0 at 0."""
-    return Applied(np.maximum(x, 0.0), lambda gradient: ((gradient * (x > 0.0),), {}))
+    return _each(np.maximum(x, 0.0), x > 0.0)
 
 
 def relu6(x) -> Applied:
     """x between 0 and 6, with gradient 0 elsewhere."""
-    is_inside = (x > 0.0) & (x < 6.0)
-    return Applied(np.clip(x, 0.0, 6.0), lambda gradient: ((gradient * is_inside,), {}))
+    return _each(np.clip(x, 0.0, 6.0), (x > 0.0) & (x < 6.0))
 
 
 def sigmoid(x) -> Applied:
     output = 1.0 / (1.0 + np.exp(-x))
-    return Applied(output, lambda gradient: ((gradient * output * (1.0 - output),), {}))
+    return _each(output, output * (1.0 - output))
 
 
 def silu(x) -> Applied:
     """x times its sigmoid."""
     gate = 1.0 / (1.0 + np.exp(-x))
-    slope = gate * (1.0 + x * (1.0 - gate))
-    return Applied(x * gate, lambda gradient: ((gradient * slope,), {}))
+    return _each(x * gate, gate * (1.0 + x * (1.0 - gate)))
 
 
 def hard_sigmoid(x) -> Applied:
     """x / 6 + 1 / 2 between 0 and 1."""
-    slope = (np.abs(x) < 3.0) / 6.0
-    output = np.clip(x / 6.0 + 0.5, 0.0, 1.0)
-    return Applied(output, lambda gradient: ((gradient * slope,), {}))
+    return _each(np.clip(x / 6.0 + 0.5, 0.0, 1.0), (np.abs(x) < 3.0) / 6.0)
 
 
 def hard_silu(x) -> Applied:
     """x times its hard sigmoid."""
     slope = np.where(np.abs(x) < 3.0, x / 3.0 + 0.5, x > 0.0)
-    output = x * np.clip(x / 6.0 + 0.5, 0.0, 1.0)
-    return Applied(output, lambda gradient: ((gradient * slope,), {}))
+    return _each(x * np.clip(x / 6.0 + 0.5, 0.0, 1.0), slope)
+
+
+def gelu(x) -> Applied:
+    """x times the probability that a normal variable is below x."""
+    below = 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
+    density = np.exp(-0.5 * x**2) / math.sqrt(2.0 * math.pi)
+    return _each(x * below, below + x * density)
 
 
 def layer_scale(x, gamma) -> Applied:
@@ -252,29 +259,13 @@ def add(*inputs) -> Applied:
     return Applied(sum(inputs), lambda gradient: ((gradient,) * len(inputs), {}))
 
 
-def gelu(x) -> Applied:
-    """x times the probability that a normal variable is below x."""
-    below = 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
-    density = np.exp(-0.5 * x**2) / math.sqrt(2.0 * math.pi)
-    return Applied(
-        x * below, lambda gradient: ((gradient * (below + x * density),), {})
-    )
-
-
 def pad(x, *, rows=(0, 0), columns=(0, 0), channels=(0, 0)) -> Applied:
     """Zeros before and after each axis of [N, H, W, C] but the first."""
     padded = np.pad(x, ((0, 0), rows, columns, channels))
 
-    def pullback(gradient):
-        own = tuple(
-            slice(before, before + size)
-            for (before, _), size in zip(
-                ((0, 0), rows, columns, channels), x.shape, strict=True
-            )
-        )
-        return (gradient[own],), {}
-
-    return Applied(padded, pullback)
+    before = (0, rows[0], columns[0], channels[0])
+    own = tuple(slice(b, b + n) for b, n in zip(before, x.shape, strict=True))
+    return Applied(padded, lambda gradient: ((gradient[own],), {}))
 
 
 def local_response_norm(x, *, depth_radius, bias, alpha, beta, groups=1) -> Applied:
@@ -295,6 +286,31 @@ def local_response_norm(x, *, depth_radius, bias, alpha, beta, groups=1) -> Appl
         return (gradient * power + 2.0 * alpha * x * (of_scale @ band),), {}
 
     return Applied(x * power, pullback)
+
+
+def _normalized(x, axes, epsilon):
+    """Give x with the moments 0 and 1 over the axes, and its pullback."""
+    std = np.sqrt(x.var(axis=axes, keepdims=True) + epsilon)
+    normalized = (x - x.mean(axis=axes, keepdims=True)) / std
+
+    def pullback(gradient):
+        through_mean = gradient.mean(axis=axes, keepdims=True)
+        through_std = (gradient * normalized).mean(axis=axes, keepdims=True)
+        return (gradient - through_mean - normalized * through_std) / std
+
+    return normalized, pullback
+
+
+def _scaled(normalized, of_normalized, gamma, beta) -> Applied:
+    """The output of a normalization has a factor and an offset for each channel."""
+    axes = tuple(range(normalized.ndim - 1))
+
+    def pullback(gradient):
+        of_gamma = (gradient * normalized).sum(axis=axes)
+        of_x = of_normalized(gradient * gamma)
+        return (of_x,), {"gamma": of_gamma, "beta": gradient.sum(axis=axes)}
+
+    return Applied(gamma * normalized + beta, pullback)
 
 
 def batch_norm(
@@ -319,40 +335,27 @@ def batch_norm(
         return Applied(gamma * centred + beta, None)
     axes = tuple(range(x.ndim - 1))
     mean, variance = x.mean(axis=axes), x.var(axis=axes)
-    std = np.sqrt(variance + epsilon)
-    normalized = (x - mean) / std
-
-    def pullback(gradient):
-        of_beta = gradient.sum(axis=axes)
-        of_gamma = (gradient * normalized).sum(axis=axes)
-        count = x.size // x.shape[-1]
-        through_moments = (of_beta + normalized * of_gamma) / count
-        of_x = gamma / std * (gradient - through_moments)
-        return (of_x,), {"gamma": of_gamma, "beta": of_beta}
-
     state = {
         "moving_mean": momentum * moving_mean + (1.0 - momentum) * mean,
         "moving_variance": momentum * moving_variance + (1.0 - momentum) * variance,
     }
-    return Applied(gamma * normalized + beta, pullback, state)
+    return _scaled(*_normalized(x, axes, epsilon), gamma, beta)._replace(state=state)
 
 
 def layer_norm(x, gamma, beta, *, epsilon=1e-3) -> Applied:
     """Normalises every position by the moments of its channels (Ba et al., 2016)."""
-    centred = x - x.mean(axis=-1, keepdims=True)
-    std = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
-    normalized = centred / std
+    return _scaled(*_normalized(x, -1, epsilon), gamma, beta)
 
-    def pullback(gradient):
-        outer = tuple(range(x.ndim - 1))
-        scaled = gradient * gamma
-        through_mean = scaled.mean(axis=-1, keepdims=True)
-        through_deviation = (scaled * normalized).mean(axis=-1, keepdims=True)
-        of_x = (scaled - through_mean - normalized * through_deviation) / std
-        of_gamma = (gradient * normalized).sum(axis=outer)
-        return (of_x,), {"gamma": of_gamma, "beta": gradient.sum(axis=outer)}
 
-    return Applied(gamma * normalized + beta, pullback)
+def group_norm(x, gamma, beta, *, groups, epsilon) -> Applied:
+    """Normalises the pixels of each group of channels (Wu and He, 2018)."""
+    shape = (len(x), -1, groups, x.shape[-1] // groups)
+    normalized, of_groups = _normalized(x.reshape(shape), (1, 3), epsilon)
+
+    def of_normalized(gradient):
+        return of_groups(gradient.reshape(shape)).reshape(x.shape)
+
+    return _scaled(normalized.reshape(x.shape), of_normalized, gamma, beta)
 
 
 def response_norm(x, gamma, beta) -> Applied:
@@ -373,40 +376,14 @@ def response_norm(x, gamma, beta) -> Applied:
     return Applied(x + gamma * x * ratios + beta, pullback)
 
 
-def group_norm(x, gamma, beta, *, groups, epsilon) -> Applied:
-    """Normalises the pixels of each group of channels (Wu and He, 2018)."""
-    shape = (len(x), -1, groups, x.shape[-1] // groups)
-    grouped = x.reshape(shape)
-    centred = grouped - grouped.mean(axis=(1, 3), keepdims=True)
-    std = np.sqrt(np.square(centred).mean(axis=(1, 3), keepdims=True) + epsilon)
-    normalized = centred / std
-
-    def pullback(gradient):
-        scaled = (gradient * gamma).reshape(shape)
-        through_mean = scaled.mean(axis=(1, 3), keepdims=True)
-        through_deviation = (scaled * normalized).mean(axis=(1, 3), keepdims=True)
-        of_x = (scaled - through_mean - normalized * through_deviation) / std
-        of_gamma = (gradient * normalized.reshape(x.shape)).sum(axis=(0, 1, 2))
-        variables = {"gamma": of_gamma, "beta": gradient.sum(axis=(0, 1, 2))}
-        return (of_x.reshape(x.shape),), variables
-
-    return Applied(gamma * normalized.reshape(x.shape) + beta, pullback)
-
-
 def standardized_conv(x, kernel, **options) -> Applied:
     """A convolution whose filters have mean 0 and variance 1 (Qiao et al., 2019)."""
-    filters = kernel.reshape(-1, kernel.shape[-1])
-    std = np.sqrt(filters.var(axis=0) + 1e-8)
-    normalized = (filters - filters.mean(axis=0)) / std
-    output, of_conv, state = conv(x, normalized.reshape(kernel.shape), **options)
+    normalized, of_normalized = _normalized(kernel, (0, 1, 2), 1e-8)
+    output, of_conv, state = conv(x, normalized, **options)
 
     def pullback(gradient):
         inputs, variables = of_conv(gradient)
-        of_filters = variables["kernel"].reshape(filters.shape)
-        through_deviation = (of_filters * normalized).mean(axis=0)
-        centred = of_filters - of_filters.mean(axis=0)
-        of_kernel = (centred - normalized * through_deviation) / std
-        return inputs, variables | {"kernel": of_kernel.reshape(kernel.shape)}
+        return inputs, variables | {"kernel": of_normalized(variables["kernel"])}
 
     return Applied(output, pullback, state)
 
@@ -435,31 +412,40 @@ def turned(x, heads, grid, sign=1):
     return y
 
 
+def _attend(queries, keys, values, biases=0.0):
+    """Vaswani et al., 2017, equation 1, for one head of one image: the output and its
+    pullback, to gradients by the arguments."""
+    root = math.sqrt(queries.shape[-1])
+    scores = queries @ keys.T / root + biases
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+
+    def pullback(gradient):
+        of_weights = gradient @ values.T
+        mean = (of_weights * weights).sum(axis=1, keepdims=True)
+        of_scores = weights * (of_weights - mean)
+        of_queries, of_keys = of_scores @ keys / root, of_scores.T @ queries / root
+        return of_queries, of_keys, weights.T @ gradient, of_scores
+
+    return weights @ values, pullback
+
+
 def attention(queries, keys, values, *, heads, grid=None) -> Applied:
-    """Vaswani et al., 2017, equation 1: one head, and one image, after the other."""
+    """One head, and one image, after the other."""
     size = queries.shape[-1] // heads
     if grid:
         queries, keys = (turned(x, heads, grid) for x in (queries, keys))
     output, pullbacks = np.zeros(values.shape), []
-    for image in range(len(queries)):
-        for head in range(heads):
-            place = (image, slice(None), slice(head * size, (head + 1) * size))
-            q, k, v = queries[place], keys[place], values[place]
-            scores = q @ k.T / math.sqrt(size)
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            weights /= weights.sum(axis=1, keepdims=True)
-            output[place] = weights @ v
-            pullbacks.append((place, q, k, v, weights))
+    for image, head in np.ndindex(len(queries), heads):
+        place = (image, slice(None), slice(head * size, (head + 1) * size))
+        output[place], own = _attend(queries[place], keys[place], values[place])
+        pullbacks.append((place, own))
 
     def pullback(gradient):
         of_all = [np.zeros(x.shape) for x in (queries, keys, values)]
-        for place, q, k, v, weights in pullbacks:
-            of_weights = gradient[place] @ v.T
-            mean = (of_weights * weights).sum(axis=1, keepdims=True)
-            of_scores = weights * (of_weights - mean) / math.sqrt(size)
-            of_each = of_scores @ k, of_scores.T @ q, weights.T @ gradient[place]
-            for whole, own in zip(of_all, of_each, strict=True):
-                whole[place] = own
+        for place, own in pullbacks:
+            for whole, part in zip(of_all, own(gradient[place])[:3], strict=True):
+                whole[place] = part
         if grid:
             of_all[:2] = (turned(x, heads, grid, -1) for x in of_all[:2])
         return tuple(of_all), {}
@@ -479,25 +465,17 @@ def window_attention(x, attention_biases, *, heads, size) -> Applied:
     apart = np.abs(rows[:, None] - rows) * size + np.abs(columns[:, None] - columns)
     for image, top, left, head in np.ndindex(n, height // size, width // size, heads):
         place = image, rows + top * size, columns + left * size
-        q, k, v = x[place].reshape(-1, heads, 3, own)[:, head].swapaxes(0, 1)
-        scores = q @ k.T / math.sqrt(own) + attention_biases[apart, head]
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
-        outputs = slice(head * own, (head + 1) * own)
-        output[(*place, outputs)] = weights @ v
-        pullbacks.append((place, head, outputs, q, k, v, weights))
+        parts = x[place].reshape(-1, heads, 3, own)[:, head].swapaxes(0, 1)
+        outputs = (*place, slice(head * own, (head + 1) * own))
+        output[outputs], of_part = _attend(*parts, attention_biases[apart, head])
+        inputs = (*place, slice(3 * head * own, 3 * (head + 1) * own))
+        pullbacks.append((head, inputs, outputs, of_part))
 
     def pullback(gradient):
-        for place, head, outputs, q, k, v, weights in pullbacks:
-            above = gradient[(*place, outputs)]
-            of_weights = above @ v.T
-            mean = (of_weights * weights).sum(axis=1, keepdims=True)
-            of_scores = weights * (of_weights - mean)
+        for head, inputs, outputs, of_part in pullbacks:
+            *parts, of_scores = of_part(gradient[outputs])
             np.add.at(of_biases[:, head], apart, of_scores)
-            of_scores = of_scores / math.sqrt(own)
-            parts = of_scores @ k, of_scores.T @ q, weights.T @ above
-            inputs = slice(3 * head * own, 3 * (head + 1) * own)
-            of_x[(*place, inputs)] = np.concatenate(parts, axis=1)
+            of_x[inputs] = np.concatenate(parts, axis=1)
         return (of_x,), {"attention_biases": of_biases}
 
     return Applied(output, pullback)
@@ -567,22 +545,14 @@ def prefix(x, token) -> Applied:
 
 def last_tokens(x, *, first) -> Applied:
     """[N, tokens, C] without the `first` tokens."""
-
-    def pullback(gradient):
-        return (np.pad(gradient, [(0, 0), (first, 0), (0, 0)]),), {}
-
-    return Applied(x[:, first:], pullback)
+    edges = (0, 0), (first, 0), (0, 0)
+    return Applied(x[:, first:], lambda gradient: ((np.pad(gradient, edges),), {}))
 
 
 def first_token(x) -> Applied:
     """[N, tokens, C] to [N, C]."""
-
-    def pullback(gradient):
-        of_x = np.zeros(x.shape)
-        of_x[:, 0] = gradient
-        return (of_x,), {}
-
-    return Applied(x[:, 0], pullback)
+    edges = (0, 0), (0, x.shape[1] - 1), (0, 0)
+    return Applied(x[:, 0], lambda gradient: ((np.pad(gradient[:, None], edges),), {}))
 
 
 def dropout(x, *, noise, training, rate) -> Applied:
@@ -591,7 +561,7 @@ def dropout(x, *, noise, training, rate) -> Applied:
         return Applied(x, None)
     assert noise.shape == x.shape
     mask = (noise >= rate) / (1.0 - rate)
-    return Applied(x * mask, lambda gradient: ((gradient * mask,), {}))
+    return _each(x * mask, mask)
 
 
 def stochastic_depth(x, *, noise, training, rate) -> Applied:
@@ -607,43 +577,3 @@ def concatenate(*xs) -> Applied:
     cuts = np.cumsum([x.shape[-1] for x in xs])[:-1]
     output = np.concatenate(xs, axis=-1)
     return Applied(output, lambda gradient: (tuple(np.split(gradient, cuts, -1)), {}))
-
-
-LAYERS = {
-    "conv": conv,
-    "depthwise": depthwise,
-    "pixel": pixel,
-    "dense": dense,
-    "relu": relu,
-    "relu6": relu6,
-    "sigmoid": sigmoid,
-    "silu": silu,
-    "hard_sigmoid": hard_sigmoid,
-    "hard_silu": hard_silu,
-    "layer_scale": layer_scale,
-    "multiply": multiply,
-    "gelu": gelu,
-    "pad": pad,
-    "max_pool": max_pool,
-    "average_pool": average_pool,
-    "global_average_pool": global_average_pool,
-    "global_max_pool": global_max_pool,
-    "flatten": flatten,
-    "add": add,
-    "local_response_norm": local_response_norm,
-    "batch_norm": batch_norm,
-    "layer_norm": layer_norm,
-    "group_norm": group_norm,
-    "standardized_conv": standardized_conv,
-    "response_norm": response_norm,
-    "attention": attention,
-    "window_attention": window_attention,
-    "crop": crop,
-    "tokens": tokens,
-    "prefix": prefix,
-    "last_tokens": last_tokens,
-    "first_token": first_token,
-    "dropout": dropout,
-    "stochastic_depth": stochastic_depth,
-    "concatenate": concatenate,
-}

@@ -10,7 +10,7 @@ import networks
 import numpy as np
 import pytest
 import tensorflow as tf
-from engines import oracle
+from engines import oracle, oracle_layers
 
 from towers.config import factories
 from towers.optim import losses, optimizers, schedules
@@ -205,13 +205,13 @@ def with_images_off_kinks(
         check: seed of the images -> raises an AssertionError where it is not equal.
         dtype: of the network.
     """
-    margins, relu = [], oracle.LAYERS["relu"]
+    margins, relu = [], oracle_layers.relu
 
     def watched_relu(x):
         margins.append(np.abs(x).min())
         return relu(x)
 
-    patch.setitem(oracle.LAYERS, "relu", watched_relu)
+    patch.setattr(oracle_layers, "relu", watched_relu)
     for seed in range(3):
         margins.clear()
         try:
