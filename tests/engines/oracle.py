@@ -100,6 +100,11 @@ def layer(kind: str, name: str, inputs: Sequence[str] = (), **options) -> Layer:
     return Layer(kind, name, tuple(inputs), options)
 
 
+def plain(text: str) -> list[Layer]:
+    """Declares layers without options, from "kind:name kind:name"."""
+    return [layer(*each.split(":")) for each in text.split()]
+
+
 def forward(
     network: Network,
     params: Arrays,

@@ -1,23 +1,25 @@
 """Networks of `towers.models` for the oracle, written from the papers."""
 
-from engines.oracle import INPUT, layer
+from engines.oracle import INPUT, layer, plain
 
 
-def _plain(text):
-    """Return layers without options, from "kind:name kind:name"."""
-    return [layer(*each.split(":")) for each in text.split()]
+def _join(found, name, shortcut, rate=0.0, place=""):
+    """Append the end of a residual branch: stochastic depth and the sum."""
+    if rate:
+        found.append(layer("stochastic_depth", f"{name}_depth{place}", rate=rate))
+    found.append(layer("add", f"{name}_add{place}", (shortcut, found[-1].name)))
 
 
 def cnn() -> list:
     norm = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9, "beta": 0.75}
     return [
-        *_plain("conv:conv1 relu:relu1"),
+        *plain("conv:conv1 relu:relu1"),
         layer("max_pool", "pool1", size=3, stride=2),
         layer("local_response_norm", "norm1", **norm),
-        *_plain("conv:conv2 relu:relu2"),
+        *plain("conv:conv2 relu:relu2"),
         layer("local_response_norm", "norm2", **norm),
         layer("max_pool", "pool2", size=3, stride=2),
-        *_plain("flatten:flatten dense:local3 relu:relu3 dense:local4 relu:relu4"),
+        *plain("flatten:flatten dense:local3 relu:relu3 dense:local4 relu:relu4"),
         layer("dense", "softmax_linear"),
     ]
 
@@ -31,14 +33,14 @@ def lenet() -> list:
         layer("conv", "conv2", padding="valid"),
         layer("relu", "relu2"),
         layer("average_pool", "pool2", **pool),
-        *_plain("flatten:flatten dense:fc3 relu:relu3 dense:fc4"),
+        *plain("flatten:flatten dense:fc3 relu:relu3 dense:fc4"),
     ]
 
 
 def alexnet(columns: int, large: bool = False) -> list:
     norm = {"depth_radius": 2, "bias": 2.0, "alpha": 1e-4, "beta": 0.75}
     pool = {"size": 3, "stride": 2, "padding": "valid"}
-    first = _plain("conv:conv1")
+    first = plain("conv:conv1")
     if large:
         first = [
             layer("pad", "pad1", rows=(1, 2), columns=(1, 2)),
@@ -53,15 +55,15 @@ def alexnet(columns: int, large: bool = False) -> list:
         layer("relu", "relu2"),
         layer("local_response_norm", "norm2", **norm, groups=columns),
         layer("max_pool", "pool2", **pool),
-        *_plain("conv:conv3 relu:relu3"),
+        *plain("conv:conv3 relu:relu3"),
         layer("conv", "conv4", groups=columns),
         layer("relu", "relu4"),
         layer("conv", "conv5", groups=columns),
         layer("relu", "relu5"),
         layer("max_pool", "pool5", **pool),
-        *_plain("flatten:flatten dense:fc6 relu:relu6"),
+        *plain("flatten:flatten dense:fc6 relu:relu6"),
         layer("dropout", "dropout6", rate=0.5),
-        *_plain("dense:fc7 relu:relu7"),
+        *plain("dense:fc7 relu:relu7"),
         layer("dropout", "dropout7", rate=0.5),
         layer("dense", "fc8"),
     ]
@@ -114,12 +116,11 @@ def _resnet(num_stages, num_blocks, channels, shortcut_fn):
                 first._replace(inputs=(last,)),
                 *rest,
                 _norm(f"{name}_norm1"),
-                layer("relu", f"{name}_relu1"),
-                layer("conv", f"{name}_conv2"),
+                *plain(f"relu:{name}_relu1 conv:{name}_conv2"),
                 _norm(f"{name}_norm2"),
-                layer("add", f"{name}_add", (shortcut, f"{name}_norm2")),
-                layer("relu", f"{name}_relu2"),
             ]
+            _join(found, name, shortcut)
+            found.append(layer("relu", f"{name}_relu2"))
     return found + _last()
 
 
@@ -164,10 +165,7 @@ def imagenet_resnet(
             branch += [_norm(f"{name}_norm{i}"), layer("relu", f"{name}_relu{i}")]
         first, *rest, last_relu = branch
         found += [first._replace(inputs=(last,)), *rest]
-        if stochastic_depth:
-            rate = stochastic_depth * index / len(places)
-            found.append(layer("stochastic_depth", f"{name}_depth", rate=rate))
-        found.append(layer("add", f"{name}_add", (shortcut, found[-1].name)))
+        _join(found, name, shortcut, stochastic_depth * index / len(places))
         found.append(last_relu)
     return found + _last()
 
@@ -190,8 +188,8 @@ def wide_resnet(depth: int, dropout: float) -> list:
                 layer("relu", f"{name}_relu2"),
                 layer("dropout", f"{name}_dropout", rate=dropout),
                 layer("conv", f"{name}_conv2"),
-                layer("add", f"{name}_add", (shortcut, f"{name}_conv2")),
             ]
+            _join(found, name, shortcut)
     return [*found, _norm("last_norm"), layer("relu", "last_relu"), *_last()]
 
 
@@ -225,7 +223,7 @@ def convmixer(depth: int, channels: int) -> list:
     for block in range(1, depth + 1):
         name, last = f"block{block}", found[-1].name
         found += active(f"{name}_pixels", (last,), groups=channels)
-        found.append(layer("add", f"{name}_add", (f"{name}_pixels_norm", last)))
+        _join(found, name, last)
         found += active(f"{name}_channels", ())
     return found + _last()
 
@@ -272,10 +270,7 @@ def _inverted_residuals(found, stages, rate, as_tensorflow, gate, squeeze=None):
                 found.append(layer("multiply", f"{name}_multiply", (inner, gates)))
             found += _convolved(f"{name}_project", None, as_tensorflow)
             if has_shortcut:
-                if rate:
-                    depth = {"rate": rate * index / sum(map(len, stages))}
-                    found.append(layer("stochastic_depth", f"{name}_depth", **depth))
-                found.append(layer("add", f"{name}_add", (last, found[-1].name)))
+                _join(found, name, last, rate * index / sum(map(len, stages)))
     return found
 
 
@@ -346,9 +341,7 @@ def mobilenet_v4(dropout: float, rate: float) -> list:
                 found += _convolved(f"{name}_depthwise", "relu", False, **depthwise)
             found += _convolved(f"{name}_project", None, False)
             if stride == 1:
-                depth = {"rate": rate * (block + 6 * (stage - 3)) / 12}
-                found.append(layer("stochastic_depth", f"{name}_depth", **depth))
-                found.append(layer("add", f"{name}_add", (last, f"{name}_depth")))
+                _join(found, name, last, rate * (block + 6 * (stage - 3)) / 12)
     found += _convolved("stage5_block1", "relu", False)
     found.append(layer("global_average_pool", "pool"))
     found += [layer("pixel", "hidden"), _norm("hidden_norm")]
@@ -382,28 +375,24 @@ def tiny_vit(
     found += _convolved("stem_conv2", None, False, (), 3, stride=2)
     found += bottleneck("stage1_block1")
     name = "stage1_block1"
-    found.append(layer("stochastic_depth", f"{name}_depth", rate=rate / 2))
-    both = ("stem_conv2_norm", f"{name}_depth")
-    found += [layer("add", f"{name}_add", both), layer("gelu", f"{name}_gelu")]
-    found += bottleneck("stage2_merge", stride=2)
+    _join(found, name, "stem_conv2_norm", rate / 2)
+    found += [layer("gelu", f"{name}_gelu"), *bottleneck("stage2_merge", stride=2)]
     name, edges = "stage2_block1", [(0, -side % window) for side in sides]
-    return [
-        *found,
+    found += [
         layer("pad", f"{name}_pad", rows=edges[0], columns=edges[1]),
         norm(f"{name}_norm1"),
         layer("dense", f"{name}_qkv"),
         layer("window_attention", f"{name}_attention", heads=heads, size=window),
         layer("crop", f"{name}_crop", height=sides[0], width=sides[1]),
         layer("dense", f"{name}_out"),
-        layer("stochastic_depth", f"{name}_depth1", rate=rate),
-        layer("add", f"{name}_add1", ("stage2_merge_conv3_norm", f"{name}_depth1")),
-        *convolved(f"{name}_local", None, 3),
-        norm(f"{name}_norm2"),
-        layer("dense", f"{name}_hidden"),
-        layer("gelu", f"{name}_gelu"),
-        layer("dense", f"{name}_mlp"),
-        layer("stochastic_depth", f"{name}_depth2", rate=rate),
-        layer("add", f"{name}_add2", (f"{name}_local_norm", f"{name}_depth2")),
+    ]
+    _join(found, name, "stage2_merge_conv3_norm", rate, 1)
+    found += convolved(f"{name}_local", None, 3)
+    found.append(norm(f"{name}_norm2"))
+    found += plain(f"dense:{name}_hidden gelu:{name}_gelu dense:{name}_mlp")
+    _join(found, name, f"{name}_local_norm", rate, 2)
+    return [
+        *found,
         layer("global_average_pool", "pool"),
         norm("last_norm"),
         layer("dropout", "dropout", rate=dropout),
@@ -429,16 +418,12 @@ def convnext(
             found += [
                 layer("depthwise", f"{name}_depthwise"),
                 norm(f"{name}_norm"),
-                layer("dense", f"{name}_hidden"),
-                layer("gelu", f"{name}_gelu"),
+                *plain(f"dense:{name}_hidden gelu:{name}_gelu"),
                 *([layer("response_norm", f"{name}_response")] if version == 2 else []),
                 layer("dense", f"{name}_out"),
                 *([layer("layer_scale", f"{name}_scale")] if version == 1 else []),
             ]
-            if rate:
-                name_of_depth, depth_rate = f"{name}_depth", rate * index / sum(depths)
-                found.append(layer("stochastic_depth", name_of_depth, rate=depth_rate))
-            found.append(layer("add", f"{name}_add", (last, found[-1].name)))
+            _join(found, name, last, rate * index / sum(depths))
     found += [layer("global_average_pool", "pool"), norm("last_norm")]
     if dropout:
         found.append(layer("dropout", "dropout", rate=dropout))
@@ -499,13 +484,9 @@ def vit(
     def dropped(name):
         return [layer("dropout", name, rate=dropout)] if dropout else []
 
-    def branch_ends(name, place, rate):
-        found = dropped(f"{name}_dropout{place}")
-        if has_scales:
-            found.append(layer("layer_scale", f"{name}_scale{place}"))
-        if rate:
-            found.append(layer("stochastic_depth", f"{name}_depth{place}", rate=rate))
-        return found
+    def branch_ends(name, place):
+        scales = [layer("layer_scale", f"{name}_scale{place}")] if has_scales else []
+        return dropped(f"{name}_dropout{place}") + scales
 
     found = [layer("conv", "patches", stride=patch, padding="valid")]
     found.append(layer("tokens", "tokens", has_positions=not grid))
@@ -521,18 +502,17 @@ def vit(
             *(layer("dense", part, (f"{name}_norm1",)) for part in parts),
             layer("attention", f"{name}_attention", parts, heads=heads, grid=grid),
             layer("dense", f"{name}_out"),
-            *branch_ends(name, 1, rate),
+            *branch_ends(name, 1),
         ]
-        found.append(layer("add", f"{name}_add1", (last, found[-1].name)))
+        _join(found, name, last, rate, 1)
         found += [
             layer("layer_norm", f"{name}_norm2", epsilon=epsilon),
-            layer("dense", f"{name}_hidden"),
-            layer("gelu", f"{name}_gelu"),
+            *plain(f"dense:{name}_hidden gelu:{name}_gelu"),
             *dropped(f"{name}_hidden_dropout"),
             layer("dense", f"{name}_mlp"),
-            *branch_ends(name, 2, rate),
+            *branch_ends(name, 2),
         ]
-        found.append(layer("add", f"{name}_add2", (f"{name}_add1", found[-1].name)))
+        _join(found, name, f"{name}_add1", rate, 2)
     found.append(layer("layer_norm", "last_norm", epsilon=epsilon))
     if grid:
         found.append(layer("last_tokens", "last_patches", first=1 + registers))
@@ -564,11 +544,8 @@ def bit(depths: tuple[int, ...], groups: tuple[int, ...], rate: float) -> list:
     for stage, depth in enumerate(depths, start=1):
         inner, outer = groups[2 * stage - 1 : 2 * stage + 1]
         for block in range(1, depth + 1):
-            name, shortcut, index = (
-                f"stage{stage}_block{block}",
-                found[-1].name,
-                index + 1,
-            )
+            name, index = f"stage{stage}_block{block}", index + 1
+            shortcut = found[-1].name
             stride = 2 if stage > 1 and block == 1 else 1
             found += active(f"{name}_norm1", last)
             if block == 1:
@@ -581,7 +558,5 @@ def bit(depths: tuple[int, ...], groups: tuple[int, ...], rate: float) -> list:
                 *active(f"{name}_norm3", inner),
                 *conv(f"{name}_conv3", 1),
             ]
-            depth_rate = rate * index / sum(depths)
-            found.append(layer("stochastic_depth", f"{name}_depth", rate=depth_rate))
-            found.append(layer("add", f"{name}_add", (shortcut, f"{name}_depth")))
+            _join(found, name, shortcut, rate * index / sum(depths))
     return [*found, *active("last_norm", last), *_last()]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 import tensorflow as tf
-from engines.oracle import layer
+from engines.oracle import layer, plain
 from keras import layers
 
 from towers.config.choices import FAMILY, MODELS
@@ -69,37 +69,26 @@ def plain_network(dtype: str = "float32") -> Network:
     def create():
         images = keras.Input(IMAGE_SHAPE, name="images")
         noise = keras.Input((12,), name="dropout1_noise")
-        x = layers.Conv2D(
-            6, 3, padding="same", bias_initializer=_constant(0.1), name="conv1"
-        )(images)
+        options = {"bias_initializer": keras.initializers.Constant(0.1)}
+        x = layers.Conv2D(6, 3, padding="same", name="conv1", **options)(images)
         x = layers.ReLU(name="relu1")(x)
         x = layers.MaxPooling2D(3, strides=2, padding="same", name="pool1")(x)
         x = LocalResponseNormalization(2, 1.0, 0.1, 0.75, name="norm1")(x)
         x = layers.Flatten(name="flatten")(x)
-        x = layers.Dense(
-            12, kernel_regularizer=keras.regularizers.L2(WEIGHT_DECAY / 2), name="fc1"
-        )(x)
+        options = {"kernel_regularizer": keras.regularizers.L2(WEIGHT_DECAY / 2)}
+        x = layers.Dense(12, name="fc1", **options)(x)
         x = layers.ReLU(name="relu2")(x)
         x = Dropout(0.25, name="dropout1")([x, noise])
         logits = layers.Dense(NUM_CLASSES, name="logits")(x)
         return keras.Model([images, noise], logits)
 
     model = build_network(create, seed=1, policy=dtype)
+    norm = {"depth_radius": 2, "bias": 1.0, "alpha": 0.1, "beta": 0.75}
     described = [
-        layer("conv", "conv1"),
-        layer("relu", "relu1"),
+        *plain("conv:conv1 relu:relu1"),
         layer("max_pool", "pool1", size=3, stride=2),
-        layer(
-            "local_response_norm",
-            "norm1",
-            depth_radius=2,
-            bias=1.0,
-            alpha=0.1,
-            beta=0.75,
-        ),
-        layer("flatten", "flatten"),
-        layer("dense", "fc1"),
-        layer("relu", "relu2"),
+        layer("local_response_norm", "norm1", **norm),
+        *plain("flatten:flatten dense:fc1 relu:relu2"),
         layer("dropout", "dropout1", rate=0.25),
         layer("dense", "logits"),
     ]
@@ -128,13 +117,10 @@ def residual_network(
     described = [
         layer("conv", "conv1"),
         layer("batch_norm", "norm1", momentum=0.9),
-        layer("relu", "relu1"),
-        layer("conv", "conv2"),
+        *plain("relu:relu1 conv:conv2"),
         layer("batch_norm", "norm2", momentum=0.99),
         layer("add", "add2", inputs=("relu1", "norm2")),
-        layer("relu", "relu2"),
-        layer("global_average_pool", "pool2"),
-        layer("dense", "logits"),
+        *plain("relu:relu2 global_average_pool:pool2 dense:logits"),
     ]
     return Network(model, described, {})
 
@@ -167,10 +153,6 @@ def application_batches(network: Network, batch_size: int) -> list[dict]:
 
 
 NETWORKS = {"plain": plain_network, "residual": residual_network}
-
-
-def _constant(value):
-    return keras.initializers.Constant(value)
 
 
 def random_batches(
