@@ -5,12 +5,11 @@ import http.server
 import json
 import os
 import shutil
-import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from containers import serving
+from containers import Server, serving
 from exported import random_run
 from PIL import Image
 from processes import run
@@ -52,29 +51,7 @@ print(json.dumps([options, file]))
 """
 
 
-class Hub(http.server.ThreadingHTTPServer):
-    """A server of OWNER/NAME/FILE under the paths of the Hub.
-
-    Attributes:
-        requests: (method, name of the host, file, range, authorization) of each one.
-        refused: name of a file -> status, and the kind of error in the Hub's header.
-        cut_after: number of bytes after which the next body of weights ends.
-        etag: of the weights, in place of their SHA-256.
-        moves: whether weights are on another host.
-    """
-
-    def __init__(self, folder):
-        self.folder, self.requests, self.refused = folder, [], {}
-        self.cut_after, self.etag, self.moves = None, None, False
-        super().__init__(("127.0.0.1", 0), _Request)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, args=[0.01], daemon=True).start()
-
-    def bodies(self):
-        return [x for x in self.requests if x[0] == "GET" and x[2] == hub.WEIGHTS]
-
-
-class _Request(http.server.BaseHTTPRequestHandler):
+class HubRequest(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
@@ -126,6 +103,28 @@ class _Request(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Hub(Server):
+    """A server of OWNER/NAME/FILE under the paths of the Hub.
+
+    Attributes:
+        requests: (method, name of the host, file, range, authorization) of each one.
+        refused: name of a file -> status, and the kind of error in the Hub's header.
+        cut_after: number of bytes after which the next body of weights ends.
+        etag: of the weights, in place of their SHA-256.
+        moves: whether weights are on another host.
+    """
+
+    handler = HubRequest
+    cut_after, etag, moves = None, None, False
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.refused = {}
+
+    def bodies(self):
+        return [x for x in self.requests if x[0] == "GET" and x[2] == hub.WEIGHTS]
+
+
 def write_repository(folder, **config):
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -138,9 +137,8 @@ def write_repository(folder, **config):
 @pytest.fixture
 def server(tmp_path):
     write_repository(tmp_path / f"{NAME}.fb_in1k")
-    with Hub(tmp_path) as server:
+    with serving(tmp_path, Hub) as server:
         yield server
-        server.shutdown()
 
 
 def look_up(server, name=NAME, **environ):

@@ -11,6 +11,7 @@ import pathlib
 import re
 import tarfile
 import threading
+import urllib.parse
 import zlib
 from email.utils import formatdate
 
@@ -141,30 +142,16 @@ def names_of(source):
     return ["/".join(place.split("/")[-2:]) for place in places]
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """A web server of a folder.
-
-    The next `fail` requests end in an error; requests of paths in `bad` in theirs.
-
-    Attributes:
-        requests: (path, range) of those that were answered.
-        headers: names of further headers that answers have.
-    """
-
-    def __init__(self, folder):
-        self.folder, self.requests, self.fail = pathlib.Path(folder), [], 0
-        self.bad, self.headers = {}, ()
-        super().__init__(("127.0.0.1", 0), _Request)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-class _Request(http.server.BaseHTTPRequestHandler):
+class Request(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        path = self.server.folder / self.path.lstrip("/")
+        name = urllib.parse.unquote(self.path.partition("?")[0])
+        path = self.server.folder / name.lstrip("/")
         error = self.server.bad.get(self.path) or (0 if path.is_file() else 404)
         if self.server.fail:
             self.server.fail -= 1
             error = 503
+        if self.server.password not in (None, self.headers["Authorization"]):
+            error = 401
         if error:
             self.send_error(error)
             return
@@ -177,7 +164,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
             content, status = content[first : last + 1], 206
         self.server.requests.append((self.path, wanted and wanted.groups()))
         self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
+        headers["Content-Length"] = str(len(content))
         for name in headers.keys() & {"Content-Range", *self.server.headers}:
             self.send_header(name, headers[name])
         self.end_headers()
@@ -187,9 +174,29 @@ class _Request(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """A web server of a folder.
+
+    The next `fail` requests end in an error; requests of paths in `bad` in theirs.
+
+    Attributes:
+        requests: (path, range) of those that were answered.
+        headers: names of the headers that answers have besides their range.
+        password: value of the header with which requests are answered.
+    """
+
+    handler = Request
+
+    def __init__(self, folder):
+        self.folder, self.requests, self.fail = pathlib.Path(folder), [], 0
+        self.bad, self.headers, self.password = {}, ["Content-Length"], None
+        super().__init__(("127.0.0.1", 0), self.handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
 @contextlib.contextmanager
-def serving(folder):
-    with Server(folder) as server:
+def serving(folder, kind=Server):
+    with kind(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
         thread.start()
         yield server
