@@ -160,10 +160,6 @@ class Stop(callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def curve_of(workdir, name):
-    return [(x["step"], x[name]) for x in lines_of(workdir) if name in x]
-
-
 def test_a_folder_of_mlflow_may_be_in_the_home(monkeypatch, tmp_path):
     uris = []
     mlflow = types.SimpleNamespace(MlflowClient=uris.append, entities=None)
@@ -191,7 +187,8 @@ def test_mlflow_reads_the_run_that_was_continued(small, tmp_path):
     assert tracked.info.status == "FINISHED"
     for name in ("loss", "validation_accuracy"):
         history = client.get_metric_history(tracked.info.run_id, name)
-        assert [(x.step, x.value) for x in history] == curve_of(run, name)
+        expected = [(x["step"], x[name]) for x in lines_of(run) if name in x]
+        assert [(x.step, x.value) for x in history] == expected
 
 
 @pytest.mark.slow

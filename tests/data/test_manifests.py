@@ -26,12 +26,9 @@ FINAL = {
 # Kubernetes.
 
 
-def documents_of(path):
-    return list(yaml.safe_load_all(path.read_text()))
-
-
 # Kind -> its document.
-DOCUMENTS = {d["kind"]: d for d in documents_of(CLUSTER / "kubernetes-job.yaml")}
+MANIFEST = (CLUSTER / "kubernetes-job.yaml").read_text()
+DOCUMENTS = {d["kind"]: d for d in yaml.safe_load_all(MANIFEST)}
 JOB, SERVICE = DOCUMENTS["Job"], DOCUMENTS["Service"]
 POD = JOB["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]

@@ -21,11 +21,6 @@ SIZE = 24, 19  # height and width
 NUM_FUZZED = 300
 
 
-def with_chunk(content, kind, data):
-    """Return a PNG file with a chunk behind its header."""
-    return content[:33] + chunk(kind, data) + content[33:]
-
-
 @pytest.fixture(scope="module")
 def kinds():
     """Name -> a file; those that are plain for three channels first."""
@@ -38,7 +33,8 @@ def kinds():
     files = {f"JPEG {x}": file_of(color, "JPEG", **x) for x in jpegs}
     files |= {"gray JPEG": file_of(gray, "JPEG"), "PNG": png}
     files |= {"gray PNG": file_of(gray, "PNG")}
-    files["PNG with gamma"] = with_chunk(png, b"gAMA", struct.pack(">I", 22000))
+    gamma = chunk(b"gAMA", struct.pack(">I", 22000))
+    files["PNG with gamma"] = png[:33] + gamma + png[33:]
     files |= {
         "turned": photo(color, "JPEG", 6),
         "turned PNG": photo(color, "PNG", 6),

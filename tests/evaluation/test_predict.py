@@ -48,12 +48,6 @@ def photos(tmp_path_factory):
     return root
 
 
-def expected_logits(workdir, paths):
-    run = load_run(workdir)
-    images = np.stack([np.asarray(Image.open(path)) for path in paths])
-    return run.model_ema(run.preprocess(images)).numpy().astype(np.float64)
-
-
 def sorted_files(folder):
     return [str(path) for path in sorted(folder.glob("*/*.png"))]
 
@@ -69,7 +63,10 @@ def test_probabilities_are_those_of_the_network(photos, capfd, trained, options)
     workdir = small_runs.uninterrupted(small_config(**trained)).path
     config = prediction_config(RunFolder(workdir), **options)
     paths = sorted_files(photos)
-    expected = special.softmax(expected_logits(workdir, paths), axis=1)
+    run = load_run(workdir)
+    images = np.stack([np.asarray(Image.open(path)) for path in paths])
+    logits = run.model_ema(run.preprocess(images)).numpy().astype(np.float64)
+    expected = special.softmax(logits, axis=1)
     order = np.argsort(-expected)[:, :3]
     capfd.readouterr()
     predicted = predict(workdir, photos, config)

@@ -1,5 +1,6 @@
 """Phases of a run: progressive resizing, layer freezing."""
 
+import functools
 import math
 
 import keras
@@ -59,14 +60,9 @@ def small_and_large():
 
 def downscaled_batches(batches):
     """The batches with the first images downscaled by TensorFlow's own function."""
-    return [
-        batch | {"images": resized(batch["images"])} if step < SMALL_STEPS else batch
-        for step, batch in enumerate(batches)
-    ]
-
-
-def resized(images):
-    return tf.image.resize(images, SMALL_SHAPE[:2], antialias=True).numpy()
+    resize = functools.partial(tf.image.resize, size=SMALL_SHAPE[:2], antialias=True)
+    small = [x | {"images": resize(x["images"]).numpy()} for x in batches[:SMALL_STEPS]]
+    return small + batches[SMALL_STEPS:]
 
 
 @pytest.mark.parametrize(
