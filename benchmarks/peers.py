@@ -266,10 +266,7 @@ def create_things(config: Config, options, chosen, predicts: bool) -> dict:
         return take(create(), batch, options.steps, options.compile, *strategy)
 
     num_towers = len(chosen.towers)
-    things = {
-        "towers": lambda: train(num_towers=1),
-        "fit": lambda: by_keras(model),
-    }
+    things = {"towers": lambda: train(num_towers=1), "fit": lambda: by_keras(model)}
     if any(type(layer) in STOCK for layer in parts.model.layers):
         things["fit, stock layers"] = lambda: by_keras(stock_model)
     if num_towers > 1 and not predicts:

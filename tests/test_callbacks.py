@@ -108,10 +108,7 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
         *(SystemExit(3), slow(KeyboardInterrupt()), slow(StopIteration())),
         slow(Preempted("stopped")),
         # The callback reads another run.
-        *(
-            CheckpointError("damaged"),
-            slow(RuntimeError("DataError: of other data")),
-        ),
+        *(CheckpointError("damaged"), slow(RuntimeError("DataError: of other data"))),
     ],
 )
 @pytest.mark.row(55)

@@ -8,13 +8,7 @@ import json
 import pytest
 from refused import refusal
 
-from towers.config import (
-    FIELDS,
-    Config,
-    changed_mathematics,
-    from_json,
-    to_json,
-)
+from towers.config import FIELDS, Config, changed_mathematics, from_json, to_json
 from towers.errors import ConfigError
 
 # Options that some values of an option need.

@@ -139,11 +139,7 @@ MISREAD = [
     (DEEP_RGB >> 8, DEEP_RGB, {}),
     (255 - np.asarray(RGB)[..., :1], np.asarray(RGB)[..., :1], {PHOTOMETRIC: [0]}),
     (DEEP_RGB >> 8, DEEP_RGB, DEFLATE | {PHOTOMETRIC: [1], EXTRA: [0, 0]}),
-    (
-        "float32",
-        np.asarray(RGB)[..., :1],
-        {PHOTOMETRIC: [1], FORMAT: [2], PLANAR: [1]},
-    ),
+    ("float32", np.asarray(RGB)[..., :1], {PHOTOMETRIC: [1], FORMAT: [2], PLANAR: [1]}),
     ("thumbnail", np.asarray(RGB), DEFLATE | {PHOTOMETRIC: [2], 254: [1]}),
     ("planar LAB", np.asarray(RGB), DEFLATE | {PHOTOMETRIC: [8]}),
     (

@@ -36,8 +36,7 @@ def workdir(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "batch_size,num_towers",
-    [(7, 3), *(slow(*x) for x in ((24, 5), (1, 1), (500, 8)))],
+    "batch_size,num_towers", [(7, 3), *(slow(*x) for x in ((24, 5), (1, 1), (500, 8)))]
 )
 @pytest.mark.row(24)
 def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):

@@ -56,8 +56,7 @@ SPLIT = {"strategy": "model_parallel", "num_towers": 2, "group_size": 2}
 
 
 @pytest.mark.parametrize(
-    "trained,options",
-    [({}, {"num_towers": 3, "batch_size": 7}), slow(SPLIT, {})],
+    "trained,options", [({}, {"num_towers": 3, "batch_size": 7}), slow(SPLIT, {})]
 )
 def test_probabilities_are_those_of_the_network(photos, capfd, trained, options):
     workdir = small_runs.uninterrupted(small_config(**trained)).path

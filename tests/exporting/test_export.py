@@ -35,11 +35,7 @@ from towers.exporting.encoded_images import decode_image
 from towers.exporting.export import export
 from towers.exporting.formats import FORMATS
 from towers.exporting.stock import stock_network, with_preprocessing
-from towers.exporting.writers import (
-    write_keras,
-    write_safetensors,
-    write_saved_model,
-)
+from towers.exporting.writers import write_keras, write_safetensors, write_saved_model
 from towers.models.create import without_noise
 from towers.models.layers.blocks import Builder
 from towers.models.variables import keras_settings

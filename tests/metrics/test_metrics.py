@@ -81,8 +81,7 @@ def test_row_35_records_that_cannot_be_written_wait(path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [b"\xff", b'{"step": 5, "st', b'{"step": true}', b'{"step": 1}'],
+    "line", [b"\xff", b'{"step": 5, "st', b'{"step": true}', b'{"step": 1}']
 )
 @pytest.mark.row(37)
 def test_row_37_a_damaged_file_is_set_aside_and_its_records_are_taken_over(

@@ -43,9 +43,7 @@ def test_maps_equal_the_formula_in_numpy():
     assert class_maps(flat, tf.constant(IMAGES), CLASSES) is None
 
 
-OPTIONS = {
-    **{"name": "vit", "channels": 16, "depth": 2, "heads": 2, "patch_size": 4},
-}
+OPTIONS = {"name": "vit", "channels": 16, "depth": 2, "heads": 2, "patch_size": 4}
 
 
 def with_random_head(**options):

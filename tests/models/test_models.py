@@ -160,11 +160,7 @@ SMALL_IMAGES = {key: row for key, row in TABLE.items() if key[2] != 1000}
 
 @pytest.mark.parametrize(
     "names,table",
-    [
-        (KINDS, SMALL_IMAGES),
-        slow(KINDS, TABLE),
-        slow({*NAMES} - {*KINDS}, TABLE),
-    ],
+    [(KINDS, SMALL_IMAGES), slow(KINDS, TABLE), slow({*NAMES} - {*KINDS}, TABLE)],
 )
 def test_parameters_operations_and_shapes(names, table):
     for (name, image_shape, num_classes), expected in table.items():

@@ -195,12 +195,7 @@ def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(2, 12)
     groups = create_trainer(
-        model_parallel,
-        network,
-        Recipe(),
-        batches,
-        group_size,
-        group_size=group_size,
+        model_parallel, network, Recipe(), batches, group_size, group_size=group_size
     )
     groups.trace()
     assert groups.transferred_bytes > 0

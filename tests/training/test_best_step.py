@@ -153,10 +153,7 @@ def test_what_makes_a_step_the_best_may_change_unless_the_rate_depends_on_it():
 
 @pytest.mark.parametrize(
     "config,stops",
-    [
-        pytest.param(BY_LOSS, [8], id="loss"),
-        slow(PATIENT, [3, 4, 8], id="twice"),
-    ],
+    [pytest.param(BY_LOSS, [8], id="loss"), slow(PATIENT, [3, 4, 8], id="twice")],
 )
 def test_a_run_that_is_stopped_ends_at_the_same_step(
     small, tmp_path, capfd, stops, config

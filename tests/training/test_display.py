@@ -11,12 +11,7 @@ import time
 import pytest
 
 from towers import console
-from towers.training.display import (
-    LiveDisplay,
-    PlainDisplay,
-    Status,
-    create_display,
-)
+from towers.training.display import LiveDisplay, PlainDisplay, Status, create_display
 
 STATUS = Status(
     last_step=39100,
