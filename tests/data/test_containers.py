@@ -205,10 +205,9 @@ def test_images_for_training_and_for_testing_are_compared(container, tmp_path):
 @pytest.mark.parametrize("pattern", ["{train,val}/*.tar", "*/0.tar"])
 def test_folders_of_a_pattern_may_be_splits(tmp_path, pattern):
     for split in ("train", "val"):
-        containers.write_tars(tmp_path / "test" / split, examples(9), "x")
-        (tmp_path / "test" / split / "x-000.tar").rename(
-            tmp_path / "test" / split / "0.tar"
-        )
+        folder = tmp_path / "test" / split
+        containers.write_tars(folder, examples(9), "x")
+        (folder / "x-000.tar").rename(folder / "0.tar")
     data_set = data.load("webdataset", f"{tmp_path}/test/{pattern}")
     assert data_set.sources.keys() == {"training", "test"}  # val/ is used for both
     assert (data_set.train.num_examples, data_set.test.num_examples) == (9, 9)
@@ -310,21 +309,15 @@ def write_records(path, *records):
         for features in records:
             example = tf.train.Example()
             for name, values in features.items():
+                kind = "bytes_list" if isinstance(values[0], bytes) else "int64_list"
                 feature = example.features.feature[name]
-                kind = (
-                    feature.bytes_list
-                    if isinstance(values[0], bytes)
-                    else feature.int64_list
-                )
-                kind.value.extend(values)
+                getattr(feature, kind).value.extend(values)
             writer.write(example.SerializeToString())
 
 
 def two_labels(path):
-    one, two = (
-        {"image/encoded": [b"x"], "image/class/label": x} for x in ([1], [1, 2])
-    )
-    write_records(path, one, two)
+    one, two = {"image/encoded": [b"x"]}, {"image/class/label": [1, 2]}
+    write_records(path, one | {"image/class/label": [1]}, one | two)
 
 
 def packed(path):

@@ -558,11 +558,11 @@ def train(
     averages = params | state if ema_decay else {}
     reports: list[StepReport] = []
     for step, batch in enumerate(itertools.starmap(Batch, batches)):
-        ramped, options = (
+        nodes, options = (
             ramp_momentum(network, step),
             (label_smoothing, accumulate_steps),
         )
-        found = batch_gradients(ramped, params, state, batch, num_towers, *options)
+        found = batch_gradients(nodes, params, state, batch, num_towers, *options)
         with_decay = add_weight_decay(found.gradients, params, weight_decay)
         gradients = {
             name: gradient * (step < (frozen or {}).get(name, math.inf))

@@ -111,10 +111,8 @@ def gpus(monkeypatch):
     def take_if_they_fit(self, num_steps):
         memory.tried.append(self.config.batch_size)
         if self.config.batch_size > memory.num_images:
-            text = "OOM when allocating tensor with shape[9,9] and type float on "
-            text += (
-                "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc"
-            )
+            text = "OOM when allocating tensor with shape[9,9] and type float on /job:"
+            text += "localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc"
             raise tf.errors.ResourceExhaustedError(None, None, text)
 
     def configure_devices(config):
