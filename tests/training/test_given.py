@@ -453,8 +453,8 @@ SLICES = tf.data.Dataset.from_tensor_slices
 @pytest.mark.parametrize(
     "data,words",
     [
-        (((TRAIN[0] / 255, TRAIN[1]), TEST), "parts differ: .*float32.*uint8"),
-        (((TRAIN[0] / 80, TRAIN[1]), TEST), "parts differ: .*float32.*uint8"),
+        (((TRAIN[0] / 255, TRAIN[1]), TEST), "images differ: .*float32.*uint8"),
+        (((TRAIN[0] / 80, TRAIN[1]), TEST), "images differ: .*float32.*uint8"),
         (((TRAIN[0] > 99) * 1, TRAIN[1]), "multiply drawings"),
         ((TRAIN[0] + 1j, TRAIN[1]), "complex128"),
         ((np.where(GRAY > 9, GRAY, np.nan), TRAIN[1]), "not finite"),
