@@ -379,6 +379,25 @@ def test_row_60_folders_named_like_splits_are_not_classes_in_silence(tmp_path):
 
 
 @pytest.mark.row(60)
+def test_row_60_patients_splits_and_masks_are_no_classes_in_silence(tmp_path):
+    patients = [("benign/P01", 3), ("benign/P02", 3), ("malignant/P03", 4)]
+    places = [("data_256/a", 3), ("data_256/b", 3), ("val_256", 2)]
+    for name, counts, flat in (
+        ("patients", patients, ("benign", "malignant")),
+        ("places", places, ("data_256", "val_256")),
+        ("masks", [("images", 3), ("masks", 3)], ("images", "masks")),
+    ):
+        root = tmp_path / name
+        write_folder(root, ".", dict(counts))
+        assert "--class_level=1" in message(root)
+        data_set = data.load("image_folder", str(root), class_level=1)
+        assert data_set.class_names == flat
+    data_set = data.load("image_folder", str(tmp_path / "patients"), class_level=2)
+    assert data_set.class_names == ("P01", "P02", "P03")
+    assert f"--data_dir={tmp_path}/places/data_256" in message(tmp_path / "places")
+
+
+@pytest.mark.row(60)
 @pytest.mark.parametrize(
     "counts, words",
     [

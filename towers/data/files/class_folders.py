@@ -41,8 +41,14 @@ _SPLIT = re.compile(_NAME, re.IGNORECASE)
 # Also seg_train, 01_test, val2017 or train.v1.
 _CONTAINS_SPLIT = re.compile(rf"(?<![a-z]){_NAME}(?![a-z])", re.IGNORECASE)
 
-# Nested folders are ambiguous if this share of their names is repeated.
+# Nested folders are ambiguous if this share of their names is repeated, or has digits.
 MIN_SHARED = 0.5
+
+# Folders of images next to folders about them, as in segmentation and detection.
+_IMAGES = re.compile(r"(jpe?g)?_?images?|imgs?|jpe?g", re.IGNORECASE)
+_ABOUT_IMAGES = re.compile(
+    r"\w*(masks?|annotations?|labels?|trimaps?)|segmentation\w*", re.IGNORECASE
+)
 
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
@@ -113,6 +119,18 @@ def split_folders(root: str, names: Sequence[str], class_level: int) -> dict[str
             way = f"{LAYOUT}; --class_level=1 if they are classes"
             raise DataError(f"{shown(root)}: {why}; {way}")
         splits = alike
+    elif (
+        alike
+        and "train" not in alike
+        and len(names) == 1 + sum(map(len, alike.values()))
+    ):
+        [path] = (os.path.join(root, name) for name in names if not split_of(name))
+        folders, files = inside(path)
+        if folders and not any(map(is_image_name, files)):  # data_256, val_256
+            what = (
+                f"are {listed} classes, --class_level=1, or splits, --data_dir={path}?"
+            )
+            raise DataError(f"{shown(root)}: {what}")
     elif "train" in deep:
         if len(deep) > 1:
             way = "Rename them to train/ and test/. Or classes? --class_level=1"
@@ -196,6 +214,17 @@ def has_classes(root: str) -> bool:
         return False
 
 
+def refuse_annotations(names: Iterable[str], location: str) -> None:
+    """Raise DataError about a folder such as images/ next to one such as masks/."""
+    names = list(names)
+    images = next(filter(_IMAGES.fullmatch, names), None)
+    about = next(filter(_ABOUT_IMAGES.fullmatch, names), None)
+    if images and about:
+        what = f"are {images}/ and {shown(about, 40)}/ classes, --class_level=1?"
+        way = "Otherwise make a folder for each class, or a table"
+        raise DataError(f"{shown(location)}: {what} {way}")
+
+
 def class_depth(paths: Iterable[str], location: str = "") -> int:
     """Return the number of folders that name the class, from the paths of all images.
 
@@ -215,6 +244,8 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
         if len(names) < 2 or 2 * num_inside <= images.total():
             break
         shared = [name for name, count in names.items() if count > 1]
+        if len(shared) < MIN_SHARED * len(names):  # patients, videos, dates
+            shared = [name for name in names if re.search(r"\d", name)]
         if len(shared) >= MIN_SHARED * len(names):
             outer = sorted("/".join(folder) for folder in inside)
             raise DataError(

@@ -70,6 +70,8 @@ class Listing:
             self.refuse(path, f"is an image outside of class folders; {LAYOUT}")
         if not self.depth:
             self.depth = 1
+            if not self.class_level:
+                class_folders.refuse_annotations(by_class, folder)
             if self.num_nested and not self.class_level:
                 self.depth = class_folders.class_depth(_paths(by_class), folder)
         if self.depth > 1 or self.class_level > 1:
