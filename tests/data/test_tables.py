@@ -341,6 +341,34 @@ def test_row_60_a_table_of_the_images_in_class_folders_is_a_rival(root):
     assert photo_options(str(root), is_named=True)["dataset"] == "image_folder"
     write(root, {"id": range(3), "class": ["ant", "cat", "dog"]})
     assert photo_options(str(root))["dataset"] == "image_folder"
+    # Tables of splits are read together.
+    for split, first in (("test", 1), ("train", 0)):
+        columns = {"path": FILES[first::2], "label": LABELS[first::2]}
+        write(root, columns, f"{split}.csv")
+    text = message(photo_options, str(root))
+    assert text.endswith(f"--dataset=table --data_dir={root}?")
+    assert load(str(root)).test.num_examples == 6
+
+
+@pytest.mark.row(60)
+def test_row_60_images_that_no_row_labels_are_counted(root):
+    labels = ["a", "", "a", "b", "", "b", "a", "", "a"]
+    columns = {
+        "image": FILES[:9],
+        "label": labels,
+        "split": ["train", "test", "val"] * 3,
+    }
+    unused = load(write(root, columns)).inventory.unused
+    assert unused["images without a labeled row"] == 6
+
+
+def test_labels_that_are_measurements_are_warned_about(root, capsys):
+    load(write(root, {"image": FILES, "age": [0.5, 1.5, 2.25] * 4}))
+    assert "labels are numbers such as 0.5" in capsys.readouterr().out.replace(
+        "\n", " "
+    )
+    path = write(root, {"image": FILES, "split": ["train"] * 12})
+    assert "no label column found among image, split" in message(load, path)
 
 
 def test_an_unlabeled_test_table_needs_no_files(root):
@@ -368,6 +396,7 @@ def test_an_unlabeled_test_table_needs_no_files(root):
         ("Usage", ["Training", "PublicTest"], [1]),
         ("partition", [2, 0], [0]),
         ("set", ["train", "dev"], [1]),
+        ("data set", ["train", "valid"], [1]),
         ("phase", ["test", "train"], [0]),
     ],
 )
@@ -561,6 +590,9 @@ def test_what_is_in_a_folder_decides(root, tmp_path_factory):
     write_images(alone / "images", [("a.png", 0, ROWS[0][2])])
     path = write(alone, {"path": ["images/a.png"], "label": [1]})
     assert photo_options(path) == photo_options(str(alone)) == {"dataset": "table"}
+    (alone / "images/a.png").rename(alone / "a.png")
+    write(alone, {"path": ["a.png"], "label": [1]})
+    assert photo_options(str(alone), class_level=2) == {"dataset": "table"}
     for name, kind in (
         ("train/a.tfrec", "tfrecord"),
         ("data/train-0.parquet", "parquet"),

@@ -320,7 +320,8 @@ def read_shards(
     about = [json.loads(shard["about"].tobytes()) for shard in shards]
     inferred = dict.fromkeys((*x,) for each in about for x in each["inferred"])
     for heading in dict.fromkeys(x for x, _ in inferred):
-        inventory.infer(heading, " or ".join(y for x, y in inferred if x == heading))
+        text = " or ".join(y for x, y in inferred if x == heading)
+        inventory.inferred.setdefault(heading, text)  # the first split is for training
     known = {*inventory.unused}  # recorded for another split
     for kind, name in dict.fromkeys((*x,) for each in about for x in each["unused"]):
         if kind not in known:

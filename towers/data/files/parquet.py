@@ -218,7 +218,7 @@ def _find_columns(schema, columns):
 
 
 def _describe(schema, columns, inventory):
-    inventory.infer("columns", columns.description)
+    inventory.inferred.setdefault("columns", columns.description)
     if "columns" not in inventory.unused:  # recorded for another split
         used = columns.image[0], columns.label
         inventory.leave_out("columns", *(x for x in schema.names if x not in used))

@@ -12,6 +12,7 @@ import numpy as np
 
 from towers import console
 from towers.data.files import cells, containers
+from towers.data.files.class_folders import entries
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import (
     Index,
@@ -22,6 +23,7 @@ from towers.data.files.index import (
     sorted_classes,
 )
 from towers.data.files.paths import class_name, is_image_name
+from towers.data.files.reading import is_url
 from towers.data.files.rows import looks_like_data, read_rows
 from towers.data.files.table_paths import PathFinder
 from towers.data.inventory import Inventory
@@ -36,10 +38,10 @@ _ROLES = {
         r"|file|image|img|photo",
         r"(image|img|file|photo)?_?id(_code)?",
     ),
-    "label": (r"label|class|target|class_?name|category",),
+    "label": (r"label|class|target|class_?name|category", "labels"),
     "split": (
         r"(data_?)?split|ml_?use",
-        r"subset|partition|set|phase|usage",
+        r"(data_?)?set|subset|partition|phase|usage",
         r"is_?(train|val|test)\w*",
     ),
     "fold": (r"k?fold",),
@@ -174,6 +176,9 @@ class TableReader:
         labeled = {row.split for row in self.rows if row.label is not None}
         if first.classes or "label" in first.roles:
             labeled.add("train")
+        elif not labeled and any(row.split == "train" for row in self.rows):
+            error = missing_column("label", [*first.roles.values(), *self.unused])
+            raise DataError(f"{shown(first.path)}: {error}")
         used = [row for row in self.rows if row.split in labeled]
         are_sets = any(isinstance(row.label, tuple) for row in used)
         for row in used:
@@ -186,6 +191,10 @@ class TableReader:
         first_rows: dict[str, Row] = {}
         for table, group in itertools.groupby(used, lambda row: row.table):
             self._find_files(table, list(group), first_rows)
+        folders = {os.path.dirname(file) for file in first_rows if not is_url(file)}
+        images = (x.path for folder in sorted(folders) for x in entries(folder))
+        rest = sorted(x for x in images if is_image_name(x) and x not in first_rows)
+        self.inventory.leave_out("images without a labeled row", *rest)
         is_single = bool(first.classes) and not needs_sets
         is_single = is_single and all(len(row.label) == 1 for row in used)
         for split in sorted({row.split for row in self.rows}):
@@ -226,7 +235,7 @@ class TableReader:
             text = "one for each image: each row has one 1" if is_single else ""
             self.inventory.infer("labels", text or "any number for each image")
         elif "train" in indexes:
-            _warn_of_joined_labels(indexes["train"].class_names)
+            _warn_of_labels(indexes["train"].class_names)
         return indexes
 
     def _columns(self, header, path, split, images):
@@ -331,7 +340,12 @@ class TableReader:
                 raise DataError(f"{row}: {finder.missing(name)} ({count}, {way})")
 
 
-def _warn_of_joined_labels(names: Sequence[str]) -> None:
+def _warn_of_labels(names: Sequence[str]) -> None:
+    """Warn of numbers with fractions, and of several labels in a text."""
+    fractions = [name for name in names if re.fullmatch(r"-?\d+[.,]\d+", name)]
+    if 2 * len(fractions) > len(names):
+        what = f"labels are numbers such as {fractions[0]}, and each is a class"
+        console.warn(f"{what}; there is no regression: write names of ranges instead")
     for mark in "|, ":
         joined = [name for name in names if mark in name]
         parts = {part.strip() for name in names for part in name.split(mark)}

@@ -101,10 +101,11 @@ def _refuse_tables_of(paths, root):
                 names = [x for x in names if not x.isdigit()]
                 named.append(any(os.path.splitext(x)[0] in stems for x in names))
         if 2 * sum(named) > len(named):
+            tables = root if class_folders.split_of(name) else table
             raise DataError(
                 f"--data_dir={root} has folders of images and a table of them: are the "
                 "folders the classes, --dataset=image_folder, or has the table the "
-                f"labels, --dataset=table --data_dir={table}?"
+                f"labels, --dataset=table --data_dir={tables}?"
             )
 
 
@@ -130,7 +131,7 @@ def _image_paths(root, class_level):
     entries = class_folders.folders_in(train)
     classes = {x.name: list(class_folders.images_below(x.path)) for x in entries}
     counts = {name: len(paths) for name, paths in classes.items() if paths}
-    if len(counts) < 2 and class_level < 2:
+    if len(counts) < (2 if class_level < 2 else 1):
         raise class_folders.misfit(root, train, counts)
     return sorted(itertools.chain(*classes.values()))
 
