@@ -386,6 +386,29 @@ def test_an_unlabeled_test_table_needs_no_files(root):
     assert "ant/00003.png is also in" in text and "train.csv: row 5" in text
 
 
+@pytest.mark.row(60)
+def test_row_60_an_example_of_an_answer_is_not_trained_on(root):
+    submission = write(
+        root, {"image": FILES, "label": [0] * 12}, "sampleSubmission.csv"
+    )
+    assert photo_options(str(root), is_named=True)["dataset"] == "image_folder"
+    assert ": no .csv" in message(load, str(root))
+    write(root, {"image": FILES, "label": LABELS})
+    data_set = load(str(root))
+    assert data_set.class_names == ("ant", "cat", "dog")
+    assert data_set.inventory.names["files of no split"] == [submission]
+
+
+def test_tables_of_roboflow_lie_in_the_folders_of_splits(root):
+    for split, first in (("train", 0), ("valid", 1)):
+        names = [x.replace("/", "-") for x in FILES[first::2]]
+        write_images(root / split, [(x, 0, ROWS[0][2]) for x in names])
+        columns = {"filename": names, " cat": [0, 1, 1] * 2, " dog": [1, 0, 1] * 2}
+        write(root / split, columns, "_classes.csv")
+    data_set = load(str(root))
+    assert data_set.validation.labels.tolist() == [[0, 1], [1, 0], [1, 1]] * 2
+
+
 @pytest.mark.parametrize(
     "name, values, held",
     [
@@ -597,6 +620,7 @@ def test_what_is_in_a_folder_decides(root, tmp_path_factory):
         ("train/a.tfrec", "tfrecord"),
         ("data/train-0.parquet", "parquet"),
         ("train/metadata.csv", "table"),
+        ("valid/_classes.csv", "table"),
         ("a/b/train-0.tar", "webdataset"),
     ):
         folder = tmp_path_factory.mktemp("nested")

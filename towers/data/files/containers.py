@@ -11,6 +11,7 @@ from towers.data.files.class_folders import split_of
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index
 from towers.data.files.paths import advice
+from towers.data.files.rows import OF_IMAGES, is_submission
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
 from towers.errors import ConfigError, DataError, with_nearest
@@ -127,7 +128,7 @@ def find_files(
     location, matches = data_dir or "data", CONTAINERS[container].matches
     if not reading.is_url(location):
         location = os.path.abspath(os.path.expanduser(location))
-    is_folder = os.path.isdir(location)
+    is_folder, is_table = os.path.isdir(location), container == "table"
     if reading.is_url(location):
         is_file = CONTAINERS[container].reads(location)
         is_folder = not (is_file or re.search(r"[*?{]", location))
@@ -135,13 +136,16 @@ def find_files(
         raise DataError(f"{shown(location)}: {text}")
     if is_folder:
         # Tables only next to the images, which may be a million.
-        patterns = ("*", "*/metadata.*") if container == "table" else ("**",)
+        patterns = ("*", *(f"*/{x}*" for x in OF_IMAGES)) if is_table else ("**",)
         paths = [x for p in patterns for x in reading.matches(location, p)]
         paths = list(filter(matches, paths))
-        named = [x for x in paths if os.path.basename(x).startswith("metadata.")]
-        if container == "table" and named:
+        named = [x for x in paths if os.path.basename(x).startswith(OF_IMAGES)]
+        if is_table and named:
             inventory.leave_out("other tables", *(x for x in paths if x not in named))
             paths = named
+        answers = [x for x in paths if is_table and is_submission(x)]
+        inventory.leave_out("files of no split", *answers)
+        paths = [x for x in paths if x not in answers]
         if not paths:
             endings = ", ".join(CONTAINERS[container].endings)
             way = "--data_dir names a file, a folder, or a pattern: train-{00..99}.tar"
@@ -160,7 +164,7 @@ def find_files(
         by_split.setdefault(split, []).append(path)
     rest = by_split.pop("", [])
     if not by_split:
-        if container == "table" and rest[1:]:
+        if is_table and rest[1:]:
             way = f"name one, such as --data_dir={shown(rest[0])}"
             raise DataError(f"{shown(location)}: has several tables; {way}")
         return location, {"train": rest}

@@ -5,6 +5,7 @@ import csv
 import io
 import itertools
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 
@@ -15,12 +16,19 @@ from towers.data.inventory import Inventory
 from towers.errors import DataError
 from towers.messages import shown
 
+# Tables in the folders of their images: of Hugging Face, of Roboflow.
+OF_IMAGES = ("metadata.", "_classes.csv")
 # Keys of JSON files that are not tables -> contents.
 _OTHER_JSON = {
     "annotations": "annotations of COCO",
     "imagePath": "annotations of LabelMe",
     "_via_img_metadata": "annotations of VIA",
 }
+
+
+def is_submission(path: str) -> bool:
+    """Return whether a table is a competition's example of an answer."""
+    return re.search(r"sample_?sub", os.path.basename(path).lower()) is not None
 
 
 def read_rows(path: str, columns: Collection[str], inventory: Inventory) -> Iterator:
