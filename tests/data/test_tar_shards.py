@@ -187,6 +187,16 @@ def test_labels_are_stripped_and_lists_and_folders_of_one_are_no_labels(tmp_path
     assert data_set.inventory.unused["splits without labels"] == 1
 
 
+@pytest.mark.row(60)
+def test_row_60_labels_whose_image_is_missing_are_counted(tmp_path):
+    members = [x for x in labeled() if x[0] not in ("00003.png", "00012.png")]
+    write(tmp_path / "a.tar", members)
+    data_set = load(tmp_path / "a.tar")
+    assert_labels(data_set, 28)
+    names = data_set.inventory.names["labels without an image"]
+    assert names == ["00003.cls", "00012.cls"]
+
+
 def test_classes_may_contain_names_of_splits_and_paths_be_in_two_fields(tmp_path):
     folder, names = "f" * 90, ("car", "steam_train")
     members = [

@@ -22,7 +22,7 @@ from towers.data.streams import call_in_readers
 from towers.errors import DataError, TowersError, did_you_mean, with_nearest
 from towers.messages import shown
 
-FORMAT = 3  # version of the cached arrays of a shard
+FORMAT = 4  # version of the cached arrays of a shard
 
 
 class Names(Sequence):
