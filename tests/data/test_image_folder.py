@@ -102,6 +102,15 @@ def test_row_23_all_that_pillow_reads_is_read_and_names_may_lack_endings(root):
         (cats / name).unlink()
 
 
+@pytest.mark.row(60)
+def test_row_60_frames_after_the_first_are_counted(root):
+    pages = [Image.fromarray(random_pixels(i, 8, 6)) for i in range(3)]
+    for name in ("ant/a.tif", "cat/a.gif"):
+        path = root / "train" / name
+        pages[0].save(path, save_all=True, append_images=pages[1:])
+    assert "2 of 14 images" in load(root).inventory.inferred["frames"]
+
+
 def test_images_that_are_nearly_black_are_a_data_set(root):
     for path in root.glob("*/*/*.png"):
         Image.fromarray(np.eye(8, 6, dtype=np.uint8)).save(path)

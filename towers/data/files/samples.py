@@ -7,7 +7,7 @@ import numpy as np
 from towers import console
 from towers.config.list_options import height_and_width
 from towers.data.files.cached import are_read, read_in_batches
-from towers.data.files.image import inspect
+from towers.data.files.image import has_frames, inspect
 from towers.data.files.image_files import ImageFiles, ImageOptions, Survey, refuse
 from towers.data.inventory import Inventory
 from towers.data.pixel_format import PERCENTILES, PHOTO, PixelFormat
@@ -40,7 +40,7 @@ def settle_format(
         channels = options.pixels.bands
     if size and options.pixels:
         return options, (*height_and_width(size), channels)
-    sizes, kinds = set(), dict[tuple[str, int], list[str]]()
+    sizes, kinds, num_frames = set(), dict[tuple[str, int], list[str]](), 0
     # A full pass detects them again.
     survey = survey and Survey(skips=survey.skips)
     indices = _sample(files, len(files), NUM_COMPARED)
@@ -48,6 +48,7 @@ def settle_format(
         try:
             content, _ = files.read(index)
             stored, kind = inspect(content, options.max_image_pixels, not size)
+            num_frames += has_frames(content, options.max_image_pixels)
         except (OSError, ValueError, MemoryError) as error:
             if not size:
                 refuse(files, index, error, survey)
@@ -57,6 +58,9 @@ def settle_format(
     if not sizes and not size:
         faults = survey.summary() if survey else ""
         raise DataError(f"no image can be read: {faults}")
+    if num_frames:
+        text = f"the first is read, {num_frames:,} of {len(indices):,} images have more"
+        inventory.infer("frames", text)
     if options.pixels is None:
         dtype, bands = _common_kind(kinds)
         channels = channels if bands == 3 else bands
