@@ -100,6 +100,8 @@ def test_a_table_is_read_as_a_training_reads_it(root, capfd):
     for flags_given, size in ([], "(64|160)"), (["--image_size=9"], "9"):
         assert main([str(root / "labels.csv"), *flags_given]) == 0
         assert re.search(rf"^read as +{size}x{size} ", capfd.readouterr().out, re.M)
+    assert main([str(root / "labels.csv"), "--class_level=1"]) == 0
+    assert "class_level=1 has no effect" in capfd.readouterr().out
 
 
 def test_the_picture_shows_ten_images_of_each_class(run, tmp_path):

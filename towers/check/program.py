@@ -14,9 +14,11 @@ from typing import Any
 
 from absl import flags
 
+from towers import console
 from towers.cli import flags as config_flags
 from towers.cli import recipes
 from towers.config import Config
+from towers.config.checks import ignored_options
 from towers.data.sets.photos import photo_options
 from towers.errors import ConfigError
 
@@ -58,5 +60,7 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
     from towers.check import report
 
+    for line in ignored_options(config):
+        console.warn(line)
     options = {name: getattr(config, name) for name in OPTIONS[1:]}
     report.check(config.dataset, grid_path=values.grid, **options)
