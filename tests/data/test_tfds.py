@@ -110,6 +110,15 @@ def test_images_of_any_size_and_other_features(tmp_path, file_format):
 
 
 @pytest.mark.row(19)
+@pytest.mark.row(60)
+def test_row_60_other_splits_are_named(tmp_path):
+    others = {"extra": random_examples(2, 2), "validation": random_examples(2, 3)}
+    examples = random_examples(6, 0), random_examples(2, 1)
+    store(tmp_path, *examples, spec=spec(), others=others)
+    inventory = load(tmp_path).inventory
+    assert sorted(inventory.names["splits"]) == ["extra", "validation"]
+
+
 def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path, monkeypatch):
     text = refusal(tmp_path, "flowers")
     assert text.startswith("tfds:flowers was not found: no flowers/VERSION in ")

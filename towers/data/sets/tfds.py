@@ -21,6 +21,7 @@ from towers.data.files.image import read_image
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.paths import class_name, data_folder, reason
 from towers.data.files.tf_records import open_records
+from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, sort_in_place
 from towers.errors import DataError, TowersError
 from towers.messages import one_line, shown
@@ -127,12 +128,16 @@ def load(
                 images = Split(folder, builder, split, keys, names)
                 if images.is_labeled():
                     files["test"], titles["test"] = images, f"split {split}"
+        used, inventory = {"split train", *titles.values()}, Inventory()
+        others = (x for x in builder.info.splits if f"split {x}" not in used)
+        inventory.leave_out("splits", *others)
         return splits.data_set(
             PREFIX + name,
             f"tensorflow-datasets {builder.info.full_name} in {folder}",
             {split: lambda *_, x=images: x for split, images in files.items()},
             options,
             names=titles,
+            inventory=inventory,
             channels=1 if image.shape[-1] == 1 else 3,
         )
 
