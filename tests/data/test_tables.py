@@ -251,6 +251,18 @@ def test_a_table_without_a_header_numbers_its_columns(root):
         assert data_set.inventory.inferred["columns"] == "path: 2, label: 3, split: 1"
 
 
+def test_a_text_file_may_have_more_columns(root):
+    stems = [x.removesuffix(".png") for x in FILES]
+    numbers = [i // 4 + 1 for i in range(12)]
+    for names in (FILES, stems):  # as in Oxford-IIIT Pet: image, class, species, breed
+        text = text_of([(x, n, 1, 1) for x, n in zip(names, numbers, strict=True)], " ")
+        (root / "list.txt").write_text(text)
+        data_set = load(str(root / "list.txt"), columns="path:1,label:2")
+        assert sorted(itertools.chain(*splits_of(data_set).values())) == FILES
+        assert data_set.class_names == ("1", "2", "3")
+        assert data_set.inventory.names["columns"] == ["3", "4"]
+
+
 def test_paths_of_another_machine_are_matched_by_their_ends(root):
     for begin in ("/content/drive/set/", "C:\\Users\\me\\"):
         paths = [begin + x.replace("/", begin[-1]) for x in FILES]

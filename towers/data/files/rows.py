@@ -5,7 +5,6 @@ import csv
 import io
 import itertools
 import json
-import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 
@@ -18,17 +17,14 @@ from towers.messages import shown
 
 # Tables in the folders of their images: of Hugging Face, of Roboflow.
 OF_IMAGES = ("metadata.", "_classes.csv")
+# The end of the path of a competition's example of an answer.
+SUBMISSION = re.compile("(?i)sample_?submission[^/]*$")
 # Keys of JSON files that are not tables -> contents.
 _OTHER_JSON = {
     "annotations": "annotations of COCO",
     "imagePath": "annotations of LabelMe",
     "_via_img_metadata": "annotations of VIA",
 }
-
-
-def is_submission(path: str) -> bool:
-    """Return whether a table is a competition's example of an answer."""
-    return re.search(r"sample_?sub", os.path.basename(path).lower()) is not None
 
 
 def read_rows(path: str, columns: Collection[str], inventory: Inventory) -> Iterator:
@@ -87,8 +83,9 @@ def _text_rows(text, kind, columns):
     first = lines.readline()
     delimiter = "\t" if kind == ".tsv" else max(",;\t", key=first.count)
     lines.seek(0)
-    if kind == ".txt" and delimiter not in first:  # path and label
-        rows = ((n, line.rsplit(None, 1)) for n, line in enumerate(lines, 1))
+    if kind == ".txt" and delimiter not in first:  # path and label, or more columns
+        most = 1 if is_image_name("".join(first.rsplit(None, 1)[:1])) else -1
+        rows = ((n, line.rsplit(None, most)) for n, line in enumerate(lines, 1))
     else:
         rows = _csv_rows(
             csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
