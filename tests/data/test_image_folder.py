@@ -103,6 +103,13 @@ def test_row_23_all_that_pillow_reads_is_read_and_names_may_lack_endings(root):
 
 
 @pytest.mark.row(60)
+def test_row_60_masks_and_thumbnails_next_to_images_are_counted(root):
+    for name in ("ant/00_mask.png", "cat/00-Thumb.PNG", "dog/with_masks_1.png"):
+        shutil.copy(root / "train/ant/00.png", root / "train" / name)
+    assert load(root).inventory.inferred["masks"].startswith("2 images")
+
+
+@pytest.mark.row(60)
 def test_row_60_frames_after_the_first_are_counted(root):
     pages = [Image.fromarray(random_pixels(i, 8, 6)) for i in range(3)]
     for name in ("ant/a.tif", "cat/a.gif"):

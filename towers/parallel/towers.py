@@ -18,11 +18,7 @@ from towers.models.layers.normalization import ramping, taking_moments
 from towers.optim.losses import LossFn, mean_loss
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel import compilation
-from towers.parallel.compilation import (
-    Compilation,
-    TracedOnce,
-    optimized_for_cpu,
-)
+from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu
 from towers.parallel.copies import NetworkLayout, Values, copies_on, num_bytes
 from towers.parallel.recompute import RecomputedNetwork
 from towers.parallel.reduce import in_dtype, squared_norm

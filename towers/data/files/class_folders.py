@@ -4,7 +4,7 @@ import collections
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from towers.data.files.paths import (
@@ -45,10 +45,8 @@ _CONTAINS_SPLIT = re.compile(rf"(?<![a-z]){_NAME}(?![a-z])", re.IGNORECASE)
 MIN_SHARED = 0.5
 
 # Folders of images next to folders about them, as in segmentation and detection.
-_IMAGES = re.compile(r"(jpe?g)?_?images?|imgs?|jpe?g", re.IGNORECASE)
-_ABOUT_IMAGES = re.compile(
-    r"\w*(masks?|annotations?|labels?|trimaps?)|segmentation\w*", re.IGNORECASE
-)
+_IMAGES = re.compile(r"(?i)(jpe?g)?_?images?|imgs?|jpe?g")
+_ABOUT_IMAGES = re.compile(r"(?i)\w*(mask|annotation|label|trimap)s?|segmentation\w*")
 
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
@@ -214,11 +212,10 @@ def has_classes(root: str) -> bool:
         return False
 
 
-def refuse_annotations(names: Iterable[str], location: str) -> None:
+def refuse_annotations(names: Collection[str], location: str) -> None:
     """Raise DataError about a folder such as images/ next to one such as masks/."""
-    names = list(names)
-    images = next(filter(_IMAGES.fullmatch, names), None)
-    about = next(filter(_ABOUT_IMAGES.fullmatch, names), None)
+    patterns = _IMAGES, _ABOUT_IMAGES
+    images, about = (next(filter(x.fullmatch, names), "") for x in patterns)
     if images and about:
         what = f"are {images}/ and {shown(about, 40)}/ classes, --class_level=1?"
         way = "Otherwise make a folder for each class, or a table"

@@ -11,7 +11,7 @@ from towers.data.files.class_folders import split_of
 from towers.data.files.image_files import ImageOptions
 from towers.data.files.index import Index
 from towers.data.files.paths import advice
-from towers.data.files.rows import OF_IMAGES, is_submission
+from towers.data.files.rows import OF_IMAGES, SUBMISSION
 from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Trained
 from towers.errors import ConfigError, DataError, with_nearest
@@ -143,7 +143,7 @@ def find_files(
         if is_table and named:
             inventory.leave_out("other tables", *(x for x in paths if x not in named))
             paths = named
-        answers = [x for x in paths if is_table and is_submission(x)]
+        answers = [x for x in paths if is_table and SUBMISSION.search(x)]
         inventory.leave_out("files of no split", *answers)
         paths = [x for x in paths if x not in answers]
         if not paths:

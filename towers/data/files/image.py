@@ -139,13 +139,6 @@ def inspect(
         return size, kind
 
 
-def has_frames(content: bytes, max_pixels: int) -> bool:
-    """Return whether a file has several frames or pages; previews (MPO) are none."""
-    with contextlib.suppress(Exception), opened(content, max_pixels) as image:
-        return image.format != "MPO" and image.is_animated
-    return False
-
-
 @contextlib.contextmanager
 def opened(
     content: bytes, max_pixels: int, windows: bool = True

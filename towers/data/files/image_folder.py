@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import os
+import re
 from operator import attrgetter
 
 import numpy as np
@@ -29,6 +30,9 @@ from towers.data.inventory import Inventory
 from towers.data.sources import DataSet, Source, Trained, split_off_test
 from towers.errors import DataError
 from towers.messages import shown
+
+# Names such as 1_mask.png next to 1.png.
+_MASKS = re.compile(rb"(?i)[^a-z\0](?:masks?|segmentation|thumb(?:nail)?)\.\w+\0")
 
 
 @dataclasses.dataclass
@@ -76,6 +80,11 @@ class Listing:
                 self.depth = class_folders.class_depth(_paths(by_class), folder)
         if self.depth > 1 or self.class_level > 1:
             by_class = self._regrouped(by_class, folder)
+        if masks := sum(len(_MASKS.findall(x)) for x in by_class.values()):
+            text = (
+                f"{masks:,} images named like masks or thumbnails are images of classes"
+            )
+            self.inventory.infer("masks", text)
         classes = tuple(map(class_name, by_class))
         for name, count in collections.Counter(classes).items():
             if count > 1:

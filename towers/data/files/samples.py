@@ -1,13 +1,14 @@
 """Size, pixel format, range and moments of images, inferred from samples."""
 
 import dataclasses
+from contextlib import suppress
 
 import numpy as np
 
 from towers import console
 from towers.config.list_options import height_and_width
 from towers.data.files.cached import are_read, read_in_batches
-from towers.data.files.image import has_frames, inspect
+from towers.data.files.image import inspect, opened
 from towers.data.files.image_files import ImageFiles, ImageOptions, Survey, refuse
 from towers.data.inventory import Inventory
 from towers.data.pixel_format import PERCENTILES, PHOTO, PixelFormat
@@ -48,11 +49,12 @@ def settle_format(
         try:
             content, _ = files.read(index)
             stored, kind = inspect(content, options.max_image_pixels, not size)
-            num_frames += has_frames(content, options.max_image_pixels)
         except (OSError, ValueError, MemoryError) as error:
             if not size:
                 refuse(files, index, error, survey)
             continue
+        with suppress(Exception), opened(content, options.max_image_pixels) as image:
+            num_frames += image.format != "MPO" and image.is_animated
         sizes.add(stored)
         kinds.setdefault(kind, []).append(files.location(index))
     if not sizes and not size:

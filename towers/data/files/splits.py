@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -54,10 +54,7 @@ def data_set(
             "images in it are for testing"
         )
         testing = "train"
-    files: Any = None
-    train: Any = None
-    test: Any = None
-    validation: Any = None
+    files = train = test = validation = cast(Any, None)
     if trained is not None and testing:
         classes, where = trained.class_names, "the run"
         options, shape = _trained_size(options, trained)

@@ -71,11 +71,9 @@ def read(path: str, version: reading.Version, columns: Mapping[str, str]) -> Sha
     spans = np.array([members[x] for x in images], np.int64).reshape(-1, 2)
     inferred.append(("columns", "members " + ", ".join(f".{x}" for x in sorted(used))))
     unused = [("kinds of members", f".{x}") for x in sorted(unused)]
-    lost = sorted(members.keys() - {*images, *label_names})
-    kinds = tuple(f".{x}" for x in used)
-    unused += [
-        ("labels without an image", x) for x in lost if x.lower().endswith(kinds)
-    ]
+    lost = members.keys() - {*images, *label_names}
+    lost = sorted(x for x in lost if x.lower().endswith(tuple(used)))
+    unused += [("labels without an image", x) for x in lost]
     return Shard(spans[:, 0], spans[:, 1], labels, images, inferred, unused)
 
 

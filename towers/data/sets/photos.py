@@ -15,7 +15,7 @@ from towers.data.files import class_folders
 from towers.data.files.band_files import read_bands
 from towers.data.files.paths import advice, data_folder, format_of, is_image_name
 from towers.data.files.reading import is_url, matches
-from towers.data.files.rows import OF_IMAGES, is_submission, read_rows
+from towers.data.files.rows import OF_IMAGES, SUBMISSION, read_rows
 from towers.data.inventory import Inventory
 from towers.errors import ConfigError, DataError
 
@@ -111,14 +111,12 @@ def _refuse_tables_of(paths, root):
 
 def _containers_in(root):
     """Return values of --dataset for the files in a folder, or below it."""
-    kinds, paths = {}, matches(root)
+    kinds, paths = {}, [x for x in matches(root) if not SUBMISSION.search(x)]
     has_images = any(map(is_image_name, paths))
     for path in paths:
         kind = next((x for x, row in CONTAINERS.items() if row.matches(path)), None)
         folder, name = os.path.split(path)
         is_of_images = kind == "table" and name.startswith(OF_IMAGES)
-        if kind == "table" and is_submission(name):
-            continue
         if folder == root or is_of_images or (kind != "table" and not has_images):
             kinds[kind] = path
         if name.endswith(".arrow") and not has_images:
