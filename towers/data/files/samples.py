@@ -54,7 +54,8 @@ def settle_format(
                 refuse(files, index, error, survey)
             continue
         with suppress(Exception), opened(content, options.max_image_pixels) as image:
-            num_frames += image.format != "MPO" and image.is_animated
+            is_jpeg = content.startswith(b"\xff\xd8")  # with previews
+            num_frames += not is_jpeg and getattr(image, "is_animated", False)
         sizes.add(stored)
         kinds.setdefault(kind, []).append(files.location(index))
     if not sizes and not size:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +54,10 @@ def data_set(
             "images in it are for testing"
         )
         testing = "train"
-    files = train = test = validation = cast(Any, None)
+    files: Any = None
+    train: Any = None
+    test: Any = None
+    validation: Any = None
     if trained is not None and testing:
         classes, where = trained.class_names, "the run"
         options, shape = _trained_size(options, trained)
