@@ -398,10 +398,16 @@ def test_row_60_folders_named_like_splits_are_not_classes_in_silence(tmp_path):
 def test_row_60_patients_splits_and_masks_are_no_classes_in_silence(tmp_path):
     patients = [("benign/P01", 3), ("benign/P02", 3), ("malignant/P03", 4)]
     places = [("data_256/a", 3), ("data_256/b", 3), ("val_256", 2)]
+    office = [
+        (f"{x}/images/{y}", 2) for x in ("amazon", "dslr") for y in ("bag", "cup")
+    ]
+    cells = [(x, 3) for x in ("bad", "good", "cells/bad", "cells/good")]
     for name, counts, flat in (
         ("patients", patients, ("benign", "malignant")),
         ("places", places, ("data_256", "val_256")),
         ("masks", [("images", 3), ("masks", 3)], ("images", "masks")),
+        ("office", office, ("amazon", "dslr")),
+        ("cells", cells, ("bad", "cells", "good")),
     ):
         root = tmp_path / name
         write_folder(root, ".", dict(counts))
@@ -410,6 +416,10 @@ def test_row_60_patients_splits_and_masks_are_no_classes_in_silence(tmp_path):
         assert data_set.class_names == flat
     data_set = data.load("image_folder", str(tmp_path / "patients"), class_level=2)
     assert data_set.class_names == ("P01", "P02", "P03")
+    assert "--class_level=3" in message(tmp_path / "office")
+    # One folder in each class changes no labels.
+    write_folder(tmp_path / "one", ".", {"cat/v1": 3, "dog/v2": 3})
+    assert load(tmp_path / "one").class_names == ("cat/v1", "dog/v2")
     assert f"--data_dir={tmp_path}/places/data_256" in message(tmp_path / "places")
 
 

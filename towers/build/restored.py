@@ -290,11 +290,7 @@ class RunEvaluator:
     ):
         chosen = evaluation_devices(config, folder)
         self.parts, self._trainer = assembly.assemble(
-            config,
-            chosen,
-            for_training=False,
-            dataset_info=info,
-            test_only=test_only,
+            config, chosen, for_training=False, dataset_info=info, test_only=test_only
         )
         data, self.difference = self.parts.data, ""
         if info is not None and info.num_train is not None and data.train is not None:

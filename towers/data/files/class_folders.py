@@ -229,20 +229,31 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
     `animals/cats`, except for a single common name as in `CLASS/images/`.
     """
     images = collections.Counter(tuple(path.split("/")[:-1]) for path in paths)
-    depth = 1
+    outermost = {folder[0] for folder in images}
+    for first, *rest in images:
+        if (outermost - {first}).intersection(
+            rest
+        ):  # a copy that was unpacked into the original
+            what = f"{shown(first, 40)}/ holds folders named like the ones next to it"
+            way = "move it away, or is it a class, --class_level=1?"
+            raise DataError(f"{shown(location)}: {what}; {way}")
+    depth = inner = 1
     while True:
         inside: dict[tuple[str, ...], set[str]] = {}
         num_inside = 0
         for folder, count in images.items():
-            if len(folder) > depth:
-                inside.setdefault(folder[:depth], set()).add(folder[depth])
+            if len(folder) > inner:
+                inside.setdefault(folder[:depth], set()).add(folder[inner])
                 num_inside += count
         names = collections.Counter(itertools.chain(*inside.values()))
+        if len(names) == 1 and min(map(len, images)) > inner + 1:  # amazon/images/bike
+            inner += 1
+            continue
         if len(names) < 2 or 2 * num_inside <= images.total():
             break
         shared = [name for name, count in names.items() if count > 1]
-        if len(shared) < MIN_SHARED * len(names):  # patients, videos, dates
-            shared = [name for name in names if re.search(r"\d", name)]
+        if len(shared) < MIN_SHARED * len(names) and 1 < len(inside) < len(names):
+            shared = [name for name in names if re.search(r"\d", name)]  # patients
         if len(shared) >= MIN_SHARED * len(names):
             outer = sorted("/".join(folder) for folder in inside)
             raise DataError(
@@ -250,12 +261,12 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
                 f"outer ones ({shown(', '.join(outer[:3]), 60)}), "
                 f"--class_level={depth}, or the {len(names):,} inside them "
                 f"({shown(', '.join(sorted(shared)[:3]), 60)}), "
-                f"--class_level={depth + 1}? Or one of the outer ones alone, "
+                f"--class_level={inner + 1}? Or one of the outer ones alone, "
                 f"--data_dir={shown(os.path.join(location, outer[0]))}"
             )
-        if any(len(folder) <= depth for folder in images):
+        if inner > depth or any(len(folder) <= depth for folder in images):
             break
-        depth += 1
+        depth = inner = depth + 1
     return depth
 
 

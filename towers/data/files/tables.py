@@ -341,7 +341,6 @@ class TableReader:
 
 
 def _warn_of_labels(names: Sequence[str]) -> None:
-    """Warn of numbers with fractions, and of several labels in a text."""
     fractions = [name for name in names if re.fullmatch(r"-?\d+[.,]\d+", name)]
     if 2 * len(fractions) > len(names):
         what = f"labels are numbers such as {fractions[0]}, and each is a class"

@@ -50,10 +50,7 @@ class DeviceTape:
         """Call `function` with the tensors of inputs, which are on that device."""
         # Each once: the tape returns the full gradient for every mention of a source.
         sources = list(dict.fromkeys(v for v in inputs if v.differentiable))
-        with (
-            tf.device(device),
-            tf.GradientTape(watch_accessed_variables=False) as tape,
-        ):
+        with tf.device(device), tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([value.tensor for value in sources])
             outputs = function(*[value.tensor for value in inputs])
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
