@@ -213,6 +213,21 @@ def test_folders_of_a_pattern_may_be_splits(tmp_path, pattern):
     assert (data_set.train.num_examples, data_set.test.num_examples) == (9, 9)
 
 
+@pytest.mark.row(60)
+def test_row_60_two_sets_below_a_folder_are_not_one(tmp_path):
+    """Configurations of a data set of Hugging Face."""
+    for number, config in enumerate(("small", "large")):
+        containers.write_parquet(tmp_path / config, examples(12 + number))
+    text = message(data.load, "parquet", str(tmp_path))
+    ways = re.findall(r"--data_dir=([^ ,]+?),|'--data_dir=(.*?)'", text)
+    one, both = (first or second for first, second in ways)
+    counts = [
+        sum(x.num_examples for x in data.load("parquet", y).sources.values())
+        for y in (one, both)
+    ]
+    assert counts == [13, 25]
+
+
 def test_files_may_be_named_like_patterns(tmp_path):
     folder = tmp_path / "a {1..3}"
     containers.write_tars(folder, examples(9), "b[1]")

@@ -350,7 +350,6 @@ def _is_picture(path, subject=""):
     """Return whether `_write` wrote a file, if given for this subject."""
     try:
         with Image.open(path, formats=["PNG"]) as picture:
-            source = picture.info.get("Source", "")
-            return source.startswith(f"{__name__} {subject}")
+            return picture.info.get("Source", "").startswith(f"{__name__} {subject}")
     except (OSError, Image.DecompressionBombError):
         return False

@@ -207,8 +207,7 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
     if not os.path.isfile(path):
         recipes = recipe_names(folder)
         way = f"{did_you_mean(name, recipes)}recipes: {', '.join(recipes)}"
-        why = f"no such file; {way}"
-        raise ConfigError(f"--config={one_line(name, 100)}: {why}")
+        raise ConfigError(f"--config={one_line(name, 100)}: no such file; {way}")
     config = function_in_file(path, "get_config")()
     if not isinstance(config, Config):
         shown = one_line(config, 100)

@@ -75,8 +75,7 @@ class PlainDisplay(Display):
         if self._began_at is None:
             self._began_at, self._due_at = now, now + _PERIOD_SECS
         if now >= self._due_at:
-            passed = now - self._began_at
-            self._due_at = now + max(_PERIOD_SECS, _GROWTH * passed)
+            self._due_at = now + max(_PERIOD_SECS, _GROWTH * (now - self._began_at))
             left, width = self._secs_left(), console.columns(_WIDTH)
             console.line(plain_line(self.status, step, activity, left, width))
 

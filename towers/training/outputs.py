@@ -62,8 +62,7 @@ class Outputs:
 
         def write():
             self.reports.sync()
-            path = self._checkpointer.save(snapshot)
-            self.committed.append((snapshot.step, path))
+            self.committed.append((snapshot.step, self._checkpointer.save(snapshot)))
             if best := snapshot.run_state["best"]:
                 self.reports.file(self._folder.best, f"{folder_name(best['step'])}\n")
 

@@ -68,7 +68,8 @@ def data_set(
     held_out = [x for x in ("validation", "test") if openers.keys() > {x}]
     unlabeled = [x for x in held_out if (openers[x]().labels < 0).all()]
     if "train" not in openers and (trained is None or unlabeled):
-        raise DataError(f"{shown(location)}: has no images for training")
+        way = "the names of files, such as train.csv, say their split: rename one"
+        raise DataError(f"{shown(location)}: has no images for training; {way}")
     inventory.leave_out("splits without labels", *unlabeled)
     return splits.data_set(
         name,
@@ -134,6 +135,7 @@ def find_files(
         is_folder = not (is_file or re.search(r"[*?{]", location))
     if not is_folder and not matches(location) and (text := advice(location)):
         raise DataError(f"{shown(location)}: {text}")
+    begin = len(location)
     if is_folder:
         # Tables only next to the images, which may be a million.
         patterns = ("*", *(f"*/{x}*" for x in OF_IMAGES)) if is_table else ("**",)
@@ -150,13 +152,10 @@ def find_files(
             endings = ", ".join(CONTAINERS[container].endings)
             way = "--data_dir names a file, a folder, or a pattern: train-{00..99}.tar"
             raise DataError(f"{shown(location)}: no {endings} file; {way}")
-    else:
+    else:  # the names of splits may be in the pattern
         paths = reading.expand(location)
-    begin = len(location)
-    if not is_folder:  # the names of splits may be in the pattern
         fixed = location if paths == [location] else re.split(r"[*?\[{]", location)[0]
-        fixed = reading.without_query(fixed)
-        begin = len(os.path.dirname(fixed))
+        begin = len(os.path.dirname(reading.without_query(fixed)))
     by_split: dict[str, list[str]] = {}
     for path in paths:
         parts = reading.without_query(path)[begin:].strip("/").split("/")[::-1]
@@ -169,4 +168,11 @@ def find_files(
             raise DataError(f"{shown(location)}: has several tables; {way}")
         return location, {"train": rest}
     inventory.leave_out("files of no split", *rest)
+    folders: dict[str, str] = {}
+    for folder, name in map(os.path.split, paths):
+        first = folders.setdefault(name, folder)
+        if is_folder and split_of(name) and first != folder:
+            each = ",".join(os.path.relpath(x, location) for x in (first, folder))
+            ways = f"--data_dir={first}, or both, '--data_dir={location}/{{{each}}}/*'"
+            raise DataError(f"{shown(name, 60)} is in two folders; take one, {ways}")
     return location, by_split

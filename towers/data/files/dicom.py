@@ -46,8 +46,7 @@ def dicom(content: bytes, windows: bool = True) -> Bands:
     if kind == "PALETTE COLOR":
         bits = header.RedPaletteColorLookupTableDescriptor[2]
     dtype = np.dtype(f"uint{bits}" if is_color else np.float32)
-    shape = header.Rows, header.Columns, 3 if is_color else 1
-    return Bands(dtype, shape, decode)
+    return Bands(dtype, (header.Rows, header.Columns, 3 if is_color else 1), decode)
 
 
 def _bounds(header):

@@ -200,7 +200,8 @@ def _find_columns(schema, columns):
         index = find_column(role, schema.names, name, [_NAMES[role]])
         names[role] = None if index is None else schema.names[index]
     if names["image"] is None:
-        raise missing_column("image", schema.names)
+        error = missing_column("image", schema.names)
+        raise ValueError(f"{error}; of paths, --dataset=table reads it")
     image, path = schema.field(names["image"]).type, (names["image"],)
     if types.is_struct(image) and image.get_field_index("bytes") >= 0:
         image, path = image.field("bytes").type, (*path, "bytes")

@@ -74,8 +74,7 @@ def _text(path):
     except UnicodeDecodeError as error:
         row = content.count(b"\n", 0, error.start) + 1
         way = "save the table as CSV UTF-8, or convert it: iconv -f LATIN1 -t UTF-8"
-        why = f"row {row}: is not UTF-8 ({error.reason}); {way}"
-        raise ValueError(why) from error
+        raise ValueError(f"row {row}: is not UTF-8 ({error.reason}); {way}") from error
 
 
 def _text_rows(text, kind, columns):

@@ -126,8 +126,7 @@ class PathFinder:
         """Return the files of names in several folders, if each name is unique."""
         by_name = {}
         for folder in _folders_below(self._folder, MAX_DEPTH):
-            is_used = _split_of_name(folder) in (None, self._split)
-            if folder == self._folder or is_used:
+            if folder == self._folder or _split_of_name(folder) in (None, self._split):
                 for name, files in self._listing(folder).items():
                     paths = (os.path.join(folder, file) for file in files)
                     by_name.setdefault(name, []).extend(paths)
