@@ -102,8 +102,7 @@ class TrainBatches:
 
         With `split_fn`, which splits a batch, the elements are tuples of its pieces.
         """
-        steps = _count(first_step)
-        batches = tf.data.Dataset.zip(steps, self._stored(first_step))
+        batches = tf.data.Dataset.zip(_count(first_step), self._stored(first_step))
 
         def process(step, stored):
             batch = self.process(step, stored)
@@ -179,8 +178,7 @@ class TrainBatches:
         size = sum(map(len, self._read_rows))
         if self._train_on_crops:
             draw, scale = self._draw(step, indices), self.augment.crop_scale
-            numbers = draw_numbers(draw, size, scale)
-            images, labels = self.source.read(indices, numbers)
+            images, labels = self.source.read(indices, draw_numbers(draw, size, scale))
         else:
             images, labels = self.source.read(indices)
         stored = {

@@ -57,8 +57,7 @@ def evaluate_ensemble(
         members.append(
             predict_split(workdir, split, config, step=step, use_ema=use_ema)
         )
-    predictions = mean_predictions(workdirs, members)
-    result = figures(predictions, members[0].class_names)
+    result = figures(mean_predictions(workdirs, members), members[0].class_names)
     for line in table(Evaluation({Weights.RAW: result}), {Weights.RAW: "ensemble"}):
         console.line(line)
     return result

@@ -186,8 +186,7 @@ def follow(
             yield checkpoint
             awaited = f"a checkpoint after step {checkpoint.step}"
         if awaited:
-            is_idle = folder.holder() is None
-            idle = "; no process trains this run now" if is_idle else ""
+            idle = "; no process trains this run now" if folder.holder() is None else ""
             period = f"looking every {interval_secs:g} s{idle}"
             end = "It ends with the run's last step, or with Ctrl-C"
             console.line(

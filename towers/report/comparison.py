@@ -98,8 +98,7 @@ def paired_difference(runs: Sequence[ComparedRun]) -> str:
     seeds = sorted(one_group.keys() & other_group.keys())
     if not seeds or len(one_group) + len(other_group) < len(runs):
         return ""
-    with_map = all(_figure(run, split, "map") for run in runs)
-    name = "map" if with_map else "accuracy"
+    name = "map" if all(_figure(run, split, "map") for run in runs) else "accuracy"
     names = [option for option in _differing(runs) if option != "seed"]
     one, other = (
         " ".join(f"{x}={getattr(group[seeds[0]].config, x)}" for x in names)

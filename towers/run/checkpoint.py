@@ -106,8 +106,7 @@ def read(path: Path) -> Checkpoint:
         for name, entry in _manifest(path).items():
             _validate_file(path / name, entry)
         state = _json(path / _STATE)
-        names = [name for name, *_ in state.pop("architecture")]
-        tensors = _read_tensors(path, names)
+        tensors = _read_tensors(path, [name for name, *_ in state.pop("architecture")])
         return Checkpoint(_step(state), tensors, state, path)
 
 

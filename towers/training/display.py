@@ -177,5 +177,4 @@ def create_display(mode: str, status: Status) -> Display:
         raise ConfigError(f"progress={mode}: must be one of {', '.join(console.MODES)}")
     if mode == "auto" or (mode == "live" and console.is_notebook()):
         mode = "live" if console.is_terminal() else "plain"
-    classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}
-    return classes[mode](status)
+    return {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}[mode](status)

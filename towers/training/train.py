@@ -246,8 +246,7 @@ def restore(
 ) -> None:
     """Load the checkpoint, or initial values, and write what describes the run."""
     config, folder, reports = run.config, run.folder, run.reports
-    names = run.parts.data.class_names
-    new = load_trainer(run.trainer, config, checkpoint, names)
+    new = load_trainer(run.trainer, config, checkpoint, run.parts.data.class_names)
     if checkpoint is not None:
         run.progress = Progress.from_json(checkpoint.run_state)
         run.outputs.saved_step = checkpoint.step
@@ -297,8 +296,7 @@ def finish(run: Run, report: bool) -> None:
             say(f"warning: {warning}")
     folder = shlex.quote(os.fspath(run.folder.path))
     for name, rest in ("predict", "IMAGES"), ("export", "--format=saved_model"):
-        command = shlex.join(command_of_program(name))
-        say(f"{name}: {command} --workdir={folder} {rest}")
+        say(f"{name}: {shlex.join(command_of_program(name))} --workdir={folder} {rest}")
     say(f"curves: tensorboard --logdir={folder}")
 
 

@@ -77,8 +77,7 @@ def tutorial(image_shape: Shape, mean: Moments, std: Moments) -> Augment:
         images = crop_and_flip(tf.cast(images, tf.float32), draw, size, size)
         images += 63 * (2 * draw("brightness", [n, 1, 1, 1]) - 1)
         contrast = 0.2 + 1.6 * draw("contrast", [n, 1, 1, 1])
-        means = tf.reduce_mean(images, [1, 2])
-        wide = tf.tile(means, [1, size])[:, None, :]
+        wide = tf.tile(tf.reduce_mean(images, [1, 2]), [1, size])[:, None, :]
         rows = (flat_rows(images) - wide) * contrast[:, 0] + wide
         images = tf.reshape(rows, [n, size, size, channels])
         return tf.image.per_image_standardization(images)

@@ -248,8 +248,7 @@ def _mixed_values(level, sign, height, width):
 
 def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """Apply 3-Augment, then jitter colors (Touvron et al. 2022, arXiv:2204.07118)."""
-    n = images.shape[0]
-    numbers = draw("three_augment", [n, 6])
+    numbers = draw("three_augment", [images.shape[0], 6])
     three = "color", "solarize", "blur"
     which, order = _chosen(numbers[:, 0:3:2], [3, 6])
     radii = MIN_BLUR + (MAX_BLUR - MIN_BLUR) * tf.cast(numbers[:, 1], tf.float64)

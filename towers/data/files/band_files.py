@@ -42,8 +42,7 @@ def png(content: bytes) -> Bands | None:
     def decode():
         import imagecodecs
 
-        pixels = imagecodecs.png_decode(content)
-        return pixels.reshape(height, width, -1)[..., :bands]
+        return imagecodecs.png_decode(content).reshape(height, width, -1)[..., :bands]
 
     orientation = 1
     if b"eXIf" in content or b"Orientation" in content:

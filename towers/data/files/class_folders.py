@@ -108,6 +108,7 @@ def split_folders(root: str, names: Sequence[str], class_level: int) -> dict[str
             if inside(os.path.join(root, name))[0]:
                 deep[split].append(name)
     listed = shown(" and ".join(f"{named[0]}/" for named in alike.values()), 60)
+    others = {*names}.difference(*alike.values())
     splits: dict[str, list[str]] = {}
     if exact:
         splits = {**deep, **exact}
@@ -117,18 +118,12 @@ def split_folders(root: str, names: Sequence[str], class_level: int) -> dict[str
             way = f"{LAYOUT}; --class_level=1 if they are classes"
             raise DataError(f"{shown(root)}: {why}; {way}")
         splits = alike
-    elif (
-        alike
-        and "train" not in alike
-        and len(names) == 1 + sum(map(len, alike.values()))
-    ):
-        [path] = (os.path.join(root, name) for name in names if not split_of(name))
+    elif alike and "train" not in alike and len(others) == 1:
+        path = os.path.join(root, *others)
         folders, files = inside(path)
         if folders and not any(map(is_image_name, files)):  # data_256, val_256
-            what = (
-                f"are {listed} classes, --class_level=1, or splits, --data_dir={path}?"
-            )
-            raise DataError(f"{shown(root)}: {what}")
+            ways = f"--class_level=1, or splits, --data_dir={path}?"
+            raise DataError(f"{shown(root)}: are {listed} classes, {ways}")
     elif "train" in deep:
         if len(deep) > 1:
             way = "Rename them to train/ and test/. Or classes? --class_level=1"
@@ -231,9 +226,7 @@ def class_depth(paths: Iterable[str], location: str = "") -> int:
     images = collections.Counter(tuple(path.split("/")[:-1]) for path in paths)
     outermost = {folder[0] for folder in images}
     for first, *rest in images:
-        if (outermost - {first}).intersection(
-            rest
-        ):  # a copy that was unpacked into the original
+        if {*rest} & outermost - {first}:  # a copy, unpacked into the original
             what = f"{shown(first, 40)}/ holds folders named like the ones next to it"
             way = "move it away, or is it a class, --class_level=1?"
             raise DataError(f"{shown(location)}: {what}; {way}")

@@ -15,9 +15,8 @@ from towers.data.inventory import Inventory
 from towers.errors import DataError
 from towers.messages import shown
 
-# Tables in the folders of their images: of Hugging Face, of Roboflow.
-OF_IMAGES = ("metadata.", "_classes.csv")
-# The end of the path of a competition's example of an answer.
+# Tables in the folders of their images, and the example of a competition's answer.
+OF_IMAGES = ("metadata.", "_classes.csv")  # of Hugging Face, of Roboflow
 SUBMISSION = re.compile("(?i)sample_?submission[^/]*$")
 # Keys of JSON files that are not tables -> contents.
 _OTHER_JSON = {

@@ -260,8 +260,7 @@ def _folders(names):
         if folder != by_class[name]:
             both = f"{shown(folder, 60)} and {shown(by_class[name], 60)}"
             what = f"is {shown(name, 40)} the class, or the folder above?"
-            way = "Unpack it and use --dataset=image_folder"
-            raise ValueError(f"{both}: {what} {way}")
+            raise ValueError(f"{both}: {what} Unpack it and use --dataset=image_folder")
     return [name.split("/")[-2] for name in names]
 
 

@@ -147,8 +147,7 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
     noise = rng.integers(0, 256, (count, SIZE, SIZE, 3), np.uint8)
     noise = noise.transpose(0, 3, 1, 2).astype(np.float32, order="C") - 127.5
     images += noise * uniform(0, 0.15, 1, 1, 1)
-    images = np.clip(np.rint(images), 0, 255).astype(np.uint8)
-    return images.transpose(0, 2, 3, 1)
+    return np.clip(np.rint(images), 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
 
 
 def _paint(images: np.ndarray, distance: np.ndarray, color: np.ndarray) -> None:
