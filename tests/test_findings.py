@@ -105,6 +105,15 @@ def test_pixels_out_of_range():
     assert np.abs(found[..., 0].astype(int) - np.asarray(expected)).max() <= 1
 
 
+def test_overviews():
+    """As GDAL writes them: a smaller page that is marked as reduced."""
+    image, reduced = Image.new("L", (9, 8), 200), Image.new("L", (4, 4), 50)
+    reduced.encoderinfo = {"tiffinfo": {254: 1}}
+    content = file_of(image, "TIFF", save_all=True, append_images=[reduced])
+    for shape in ((8, 9, 1), (4, 4, 1)):
+        assert (read_image(content, shape) == 200).all()
+
+
 def test_turned_gray_tiff(tmp_path):
     stored = np.arange(72, dtype=np.uint8).reshape(9, 8)
     tags = {262: [1], 258: [8], 259: [1], 277: [1], 274: [6]}
@@ -147,6 +156,22 @@ def test_order_of_integers(tmp_path):
     write_parquet(tmp_path / "train.parquet", {"label": labels})
     names = data.load("parquet", str(tmp_path)).class_names
     assert [*names] == [str(k) for k in range(12)]
+
+
+def test_order_of_categories(tmp_path):
+    """Each row group numbers its categories by itself."""
+    types = {"label": pyarrow.dictionary(pyarrow.int32(), pyarrow.string())}
+    schema = pyarrow.schema({"image": pyarrow.binary()} | types)
+    with pyarrow.parquet.ParquetWriter(tmp_path / "train.parquet", schema) as writer:
+        for labels in (["owl", "dog"] * 6, ["dog", "cat"] * 6):
+            values = {"owl": 30, "dog": 20, "cat": 10}
+            images = [file_of(Image.new("L", (9, 8), values[x]), "PNG") for x in labels]
+            writer.write_table(pyarrow.table([images, labels], schema=schema))
+    data_set = data.load("parquet", str(tmp_path))
+    assert [*data_set.class_names] == ["cat", "dog", "owl"]
+    for source in data_set.sources.values():
+        images, labels = all_of(source)
+        assert (images == 10 * labels[:, None, None, None] + 10).all()
 
 
 def test_labels_in_names_of_folders(tmp_path):
