@@ -114,6 +114,18 @@ def test_row_21_wrong_files_are_named(tmp_path, file, damage, words):
         assert text.startswith(f"{folder / file}{'.gz' * packed}: ") and words in text
 
 
+def test_other_data_sets_with_files_of_these_names_are_refused(tmp_path):
+    files, _ = official("fashion_mnist")
+    write(tmp_path, files)
+    text = message(data.load, "mnist", str(tmp_path))
+    assert "--dataset=fashion_mnist" in text
+    labels = bytes([8, 7, 0, 1, 4, 2, 4, 8, 1, 1])
+    name = f"train-{LABELS}"
+    write(tmp_path, {name: files[name][:8] + labels + files[name][18:]})
+    for mnist in MNIST:
+        assert "np.savez" in message(data.load, mnist, str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "name, place",
     [

@@ -51,6 +51,8 @@ def official(name):
         for stem, count in of_split.items():
             images.append(rng.integers(0, 256, (count, *shape)).astype(np.uint8))
             labels.append(rng.integers(0, num_classes, count))
+            if stem == "train":
+                labels[-1][:10] = PUBLISHED[name].first_labels
             if name in CIFAR:
                 records = zip(images[-1].transpose(0, 3, 1, 2), labels[-1], strict=True)
                 files[stem] = b"".join(

@@ -191,12 +191,14 @@ def read_official(
         records = _read_archive(published, archive, files)
         origin = f"{archive} (official archive, checked)"
     train, test = (_examples(split, records, published) for split in splits)
-    for name, other in PUBLISHED.items():
-        first = other.first_labels
-        is_other = first and first != published.first_labels
-        if is_other and tuple(train[1][: len(first)].tolist()) == first:
-            why = f"has the first labels of {other.title}; --dataset={name} reads it"
-            raise DataError(f"{origin}: {why}")
+    first = tuple(train[1][: len(published.first_labels)].tolist())
+    if first != published.first_labels:  # other data sets have files of these names
+        way = "save x_train, y_train, x_test, y_test with np.savez, and name the file"
+        for name, other in PUBLISHED.items():
+            if first == other.first_labels:
+                way = f"they are those of {other.title}, which --dataset={name} reads"
+        why = f"the first labels are not those of {published.title}"
+        raise DataError(f"{origin}: {why}; {way}")
     return train, test, origin
 
 
