@@ -222,6 +222,8 @@ OBJECTS = text_of([[json.dumps({"file": x, "class": y})] for x, y in PAIRS])
         ("x.csv", ("\ufeff" + TEXT).encode("utf-16-be")),
         ("x.csv", TEXT.replace("\n", "\r").encode()),
         ("x.csv", TEXT.replace("/", "\\").encode()),
+        ("x.csv", "sep=;\r\n" + TEXT.replace(",", ";")),
+        ("x.csv", "\n" + TEXT.replace(",", "|")),
         ("x.csv", text_of([("path", " label"), *((x, f' "{y}"') for x, y in PAIRS)])),
         ("x.txt", text_of(PAIRS, " ").encode()),
         ("x.txt", text_of(PAIRS, "\t").encode()),

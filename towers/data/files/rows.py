@@ -77,9 +77,12 @@ def _text(path):
 
 
 def _text_rows(text, kind, columns):
-    lines = io.StringIO(text, newline="")
-    first = lines.readline()
+    named = re.match(r"sep=(.)(?=[\r\n])", text)  # for Excel
+    lines = io.StringIO(text[named.end() :] if named else text, newline="")
+    first = next(filter(str.strip, lines), "")
     delimiter = "\t" if kind == ".tsv" else max(",;\t", key=first.count)
+    if named or (delimiter not in first and kind == ".csv"):
+        delimiter = named[1] if named else "|"
     lines.seek(0)
     if kind == ".txt" and delimiter not in first:  # path and label, or more columns
         most = 1 if is_image_name("".join(first.rsplit(None, 1)[:1])) else -1
@@ -88,6 +91,7 @@ def _text_rows(text, kind, columns):
         rows = _csv_rows(
             csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
         )
+    rows = ((number, row) for number, row in rows if row)
     number, row = next(rows, (1, []))
     cells = [cell.strip() for cell in row]
     images = [n for n, cell in enumerate(cells) if is_image_name(cell)]
@@ -101,8 +105,9 @@ def _text_rows(text, kind, columns):
     else:
         yield cells
         row = []  # it was the header
-    rows = itertools.chain([(number, row)], rows)
-    yield from ((number, row) for number, row in rows if row)
+    if row:
+        yield number, row
+    yield from rows
 
 
 def _csv_rows(reader):
