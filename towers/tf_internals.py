@@ -1,5 +1,6 @@
 """Private parts of TensorFlow 2.21, each in one function."""
 
+import atexit
 import contextlib
 import functools
 import queue
@@ -111,8 +112,9 @@ def tflite_files() -> ModuleType:
     return flatbuffer_utils
 
 
-# Seconds between checks for other references to the iterators to be deleted.
-_PAUSE_SECS = 0.5
+# Seconds between checks for other references to the iterators to be deleted, and of
+# waiting for deletions before the interpreter ends.
+_PAUSE_SECS, _END_SECS = 0.5, 30.0
 
 _dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
 _Iterator = TypeVar("_Iterator")
@@ -132,7 +134,15 @@ def delete_in_thread(iterator: _Iterator) -> _Iterator:
 
 @functools.cache
 def _start_deleting():
-    threading.Thread(target=_delete_resources, daemon=True).start()
+    thread = threading.Thread(target=_delete_resources, daemon=True)
+    thread.start()
+    atexit.register(_finish_deleting, thread)
+
+
+def _finish_deleting(thread):
+    """Wait for deletions: a thread in TensorFlow breaks an interpreter that ends."""
+    _dropped.put(None)
+    thread.join(_END_SECS)
 
 
 def _delete_resources():
@@ -144,3 +154,5 @@ def _delete_resources():
             resources.append(_dropped.get(timeout=_PAUSE_SECS if resources else None))
         # Three references: of the list, of x and of the argument.
         resources = [x for x in resources if sys.getrefcount(x) > 3]
+        if resources and resources[-1] is None:
+            return

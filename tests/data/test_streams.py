@@ -1,6 +1,8 @@
 """Streams have threads of their own, and nobody waits for one that is dropped."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -72,3 +74,28 @@ def test_a_reader_that_collects_an_iterator_does_not_wait_for_its_own_read(has_f
         assert over.wait(30)
     finally:
         gc.enable()
+
+
+ENDS_WHILE_DELETING = """
+import tensorflow as tf
+from towers.data.streams import without_tuning
+from towers.tf_internals import delete_in_thread
+
+def compute_long(number):
+    matrix = tf.random.stateless_normal([1000, 1000], [1, number])
+    for _ in range(150):
+        matrix @= matrix
+    return matrix
+
+dataset = tf.data.Dataset.range(100).map(compute_long, num_parallel_calls=4)
+iterator = delete_in_thread(iter(without_tuning(dataset.prefetch(2))))
+next(iterator)
+del iterator
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_waits_until_iterators_are_deleted():
+    """The interpreter would end with a segmentation fault, or exit 134."""
+    command = [sys.executable, "-c", ENDS_WHILE_DELETING]
+    assert subprocess.run(command, check=False).returncode == 0
