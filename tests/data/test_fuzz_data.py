@@ -57,7 +57,7 @@ def test_any_image_file(num_examples):
         source = CachedSource(Files([content]), (8, 8, 3), options)
         images, labels = source.read(tf.constant([0], tf.int64))
         assert images.shape == (1, 8, 8, 3) and labels == [0]
-        (height, width), _ = inspect(content, MAX_PIXELS)
+        (height, width), *_ = inspect(content, MAX_PIXELS)
         assert height * width <= MAX_PIXELS
         assert read_image(content, (height, width, 3), resize=False).any() in (0, 1)
 

@@ -29,7 +29,7 @@ BANDS = np.random.default_rng(0).normal(0, 50, (9, 7, 13))
 
 def read(content: bytes, shape=None, **options) -> np.ndarray:
     """The image as it is stored, or in another shape."""
-    size, (dtype, bands) = inspect(content)
+    size, (dtype, bands), _ = inspect(content)
     return read_image(
         content, shape or (*size, bands), pixels=PixelFormat(dtype, bands), **options
     )

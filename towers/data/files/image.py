@@ -16,7 +16,7 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files.band_files import read_bands
 from towers.data.files.bands import Bands, Refused, differs
 from towers.data.files.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
-from towers.data.files.plain import END_OF_JPEG
+from towers.data.files.plain import END_OF_JPEG, JPEG
 from towers.data.files.reading import LFS, LFS_HINT
 from towers.data.pixel_format import PHOTO, PixelFormat
 from towers.data.streams import Memory
@@ -124,19 +124,22 @@ def source_box(
 
 def inspect(
     content: bytes, max_pixels: int = MAX_IMAGE_PIXELS, has_size: bool = True
-) -> tuple[tuple[int, int], tuple[str, int]]:
-    """Return the upright size of an image, and its dtype and number of bands.
+) -> tuple[tuple[int, int], tuple[str, int], bool]:
+    """Return an image's upright size, (dtype, number of bands), and if it has frames.
 
     Gray has 3 bands, as colors. Without `has_size`, for which some formats are decoded,
-    the size is (0, 0).
+    the size is (0, 0). Previews in JPEG files are not frames.
     """
     with opened(content, max_pixels) as image:
-        size, kind = (0, 0), ("uint8", 3)
+        size, kind, has_frames = (0, 0), ("uint8", 3), False
         if has_size:
             size = _inspect(image)[0]
         if isinstance(image, Bands):
             kind = image.dtype, 3 if image.num_bands == 1 else image.num_bands
-        return size, kind
+        if not content.startswith(JPEG):
+            with contextlib.suppress(Exception):  # the first one can be read
+                has_frames = getattr(image, "is_animated", False)
+        return size, kind, has_frames
 
 
 @contextlib.contextmanager

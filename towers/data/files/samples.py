@@ -1,14 +1,13 @@
 """Size, pixel format, range and moments of images, inferred from samples."""
 
 import dataclasses
-from contextlib import suppress
 
 import numpy as np
 
 from towers import console
 from towers.config.list_options import height_and_width
 from towers.data.files.cached import are_read, read_in_batches
-from towers.data.files.image import inspect, opened
+from towers.data.files.image import inspect
 from towers.data.files.image_files import ImageFiles, ImageOptions, Survey, refuse
 from towers.data.inventory import Inventory
 from towers.data.pixel_format import PERCENTILES, PHOTO, PixelFormat
@@ -44,18 +43,16 @@ def settle_format(
     sizes, kinds, num_frames = set(), dict[tuple[str, int], list[str]](), 0
     # A full pass detects them again.
     survey = survey and Survey(skips=survey.skips)
-    indices = _sample(files, len(files), NUM_COMPARED)
+    indices, limit = _sample(files, len(files), NUM_COMPARED), options.max_image_pixels
     for index in indices.tolist():
         try:
             content, _ = files.read(index)
-            stored, kind = inspect(content, options.max_image_pixels, not size)
+            stored, kind, has_frames = inspect(content, limit, not size)
         except (OSError, ValueError, MemoryError) as error:
             if not size:
                 refuse(files, index, error, survey)
             continue
-        with suppress(Exception), opened(content, options.max_image_pixels) as image:
-            is_jpeg = content.startswith(b"\xff\xd8")  # with previews
-            num_frames += not is_jpeg and getattr(image, "is_animated", False)
+        num_frames += has_frames
         sizes.add(stored)
         kinds.setdefault(kind, []).append(files.location(index))
     if not sizes and not size:
