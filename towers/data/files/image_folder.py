@@ -76,15 +76,13 @@ class Listing:
             self.depth = 1
             if not self.class_level:
                 class_folders.refuse_annotations(by_class, folder)
-            if self.num_nested and not self.class_level:
-                self.depth = class_folders.class_depth(_paths(by_class), folder)
+                if self.num_nested:
+                    self.depth = class_folders.class_depth(_paths(by_class), folder)
         if self.depth > 1 or self.class_level > 1:
             by_class = self._regrouped(by_class, folder)
         if masks := sum(len(_MASKS.findall(x)) for x in by_class.values()):
-            text = (
-                f"{masks:,} images named like masks or thumbnails are images of classes"
-            )
-            self.inventory.infer("masks", text)
+            what = "images named like masks or thumbnails are images of classes"
+            self.inventory.infer("masks", f"{masks:,} {what}")
         classes = tuple(map(class_name, by_class))
         for name, count in collections.Counter(classes).items():
             if count > 1:

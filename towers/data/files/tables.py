@@ -191,10 +191,7 @@ class TableReader:
         first_rows: dict[str, Row] = {}
         for table, group in itertools.groupby(used, lambda row: row.table):
             self._find_files(table, list(group), first_rows)
-        folders = {os.path.dirname(file) for file in first_rows if not is_url(file)}
-        images = (x.path for folder in sorted(folders) for x in entries(folder))
-        rest = sorted(x for x in images if is_image_name(x) and x not in first_rows)
-        self.inventory.leave_out("images without a labeled row", *rest)
+        self._leave_out_others(first_rows)
         is_single = bool(first.classes) and not needs_sets
         is_single = is_single and all(len(row.label) == 1 for row in used)
         for split in sorted({row.split for row in self.rows}):
@@ -338,6 +335,13 @@ class TableReader:
                 count = f"{files.count(None):,} of {len(rows):,} rows have none"
                 way = "--bad_images=skip leaves them out"
                 raise DataError(f"{row}: {finder.missing(name)} ({count}, {way})")
+
+    def _leave_out_others(self, files):
+        """Record the images without a row in the folders of `files`."""
+        folders = {os.path.dirname(file) for file in files if not is_url(file)}
+        images = (x.path for folder in sorted(folders) for x in entries(folder))
+        rest = sorted(x for x in images if is_image_name(x) and x not in files)
+        self.inventory.leave_out("images without a labeled row", *rest)
 
 
 def _warn_of_labels(names: Sequence[str]) -> None:
