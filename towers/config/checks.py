@@ -51,8 +51,8 @@ def validate_without_validation(config: "Config") -> None:
 def validate_metric(config: "Config", multi_label: bool) -> None:
     """Raise ConfigError if `best_by` does not fit the number of labels an image."""
     if config.best_by in METRICS and config.best_by not in metrics_of(multi_label):
-        count, other = ("several", "one") if multi_label else ("one", "several")
-        why = f"each image has {count} label(s), the metric is of {other}"
+        both = ("several labels", "one") if multi_label else ("one label", "several")
+        why = "each image has {}, and the metric is of {}".format(*both)
         raise ConfigError(f"best_by={config.best_by}: {why}; set --best_by=macro_f1")
 
 
