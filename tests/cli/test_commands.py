@@ -254,3 +254,34 @@ def test_rows_1_12_stopped_or_killed_the_same_command_continues_to_the_same_end(
     assert program.wait() == 0, program.output
     assert_equal_states(saved(tmp_path / "run").tensors, saved(uninterrupted).tensors)
     assert records(tmp_path / "run") == records(uninterrupted)
+
+
+RECIPE = """
+import threading
+import tensorflow as tf
+import towers
+
+def multiply(number):
+    matrix = tf.random.stateless_normal([1000, 1000], [1, number])
+    for _ in range(300):
+        matrix @= matrix
+    return matrix
+
+def work():
+    while True:
+        dataset = tf.data.Dataset.range(100).map(multiply, num_parallel_calls=4)
+        next(iter(dataset.prefetch(2)))  # deleted here, once all calls have ended
+
+def get_config():
+    threading.Thread(target=work, daemon=True).start()
+    return towers.Config(dataset="shapes", model="lenet", num_epochs=0.02)
+"""
+
+
+@pytest.mark.slow
+def test_a_thread_in_tensorflow_does_not_break_the_end(tmp_path):
+    """An interpreter that ended would crash; exit code 139."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE)
+    done = run(str(TRAIN), f"--config={recipe}", f"--workdir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr

@@ -120,8 +120,8 @@ def fields_of(case):
 
 
 def is_possible(case):
-    # Whitening, and numbers of heads that two devices do not divide.
-    unsplit = "speedrun", "vit_tiny", "deit_tiny", "tiny_vit_5m"
+    # Layers that look at all channels, and heads that two devices do not divide.
+    unsplit = "speedrun", "convnextv2", "vit_tiny", "deit_tiny", "tiny_vit_5m"
     if case["strategy"] == "model_parallel" and case["model"].startswith(unsplit):
         return False
     try:
