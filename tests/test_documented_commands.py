@@ -38,7 +38,7 @@ NOT_RUN = {
     r"^tensorboard\b": "somebody who ends it",
     r"benchmarks\.gpu\b": "GPUs",
     r"benchmarks\.step\b": "minutes on an idle machine",
-    r"--model=(resnet(34|50)|keras:\w+)\b": "weights of ImageNet",
+    r"--model=(resnet(34|50)|keras:\w+)\b|=timm/": "weights of ImageNet",
 }
 
 # Program -> flags that stand at the end and cut it short.

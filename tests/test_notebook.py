@@ -13,7 +13,7 @@ CHECK = """
 import tensorflow as tf
 from sklearn.metrics import accuracy_score, confusion_matrix
 
-from towers.build import load_data_set
+from towers.build.builder import load_data_set
 
 test = load_data_set(best.config, best.dataset_info).test
 held_out = predict("runs/shapes", [test.location(i) for i in range(test.num_examples)])

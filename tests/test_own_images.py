@@ -200,7 +200,8 @@ def check_forms(folder):
     [block] = blocks_of("Predict")
     printed = [typed(command, folder) for command in block.splitlines()]
     assert {len(line.split()) for line in printed[0].splitlines()} == {2 * 3 + 1}
-    assert [len(text.splitlines()) for text in printed] == [241, 0, 240, 0]
+    assert [len(text.splitlines()) for text in printed] == [241, 0, 240, 0, 240]
+    assert len([x for x in (folder / "heatmaps").rglob("*") if x.is_file()]) == 240
     with open(folder / "predictions.csv", newline="") as file:
         labels = [CLASSES.index(row["label"]) for row in csv.DictReader(file)]
     with np.load(folder / "features.npz") as file:
