@@ -64,8 +64,8 @@ def test_every_network_in_every_format(tmp_path, name, format):
         write = getattr(writers, f"write_{format}")
         write(path, network, run, precision, random_images(run, 30))
         logits, names = comparison.predict_in_new_process(format, path, images)
-        # Random parameters and a tenth of the channels are coarse: rounding the weights of
-        # bit_resnet50x1 alone changes logits by 0.03.
+        # Random parameters and a tenth of the channels are coarse: rounding the
+        # weights of bit_resnet50x1 alone changes logits by 0.03.
         most = {"float32": 1e-4, "float16": 0.06, "int8": 0.4}[precision]
         most *= np.abs(expected).max()
         np.testing.assert_allclose(logits, expected, rtol=0, atol=most)
