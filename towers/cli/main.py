@@ -4,7 +4,6 @@ Each has a module with its flags and its `main`. What a program changes in the p
 signals, imports, warnings and memory, is changed here.
 """
 
-import atexit
 import contextlib
 import ctypes
 import functools
@@ -14,6 +13,7 @@ import os
 import sys
 import warnings
 
+from towers.cli.exits import exiting_at_once
 from towers.cli.imports import Finder
 from towers.signals import exit_on_signals
 
@@ -28,18 +28,8 @@ def _keep_freed_memory():
             ctypes.CDLL(None).mallopt(option, value)
 
 
-def _end(exit_codes):
-    """End the process: an interpreter that ends breaks threads in TensorFlow."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError, ValueError):  # lost, or closed
-            stream.flush()
-    if exit_codes:
-        os._exit(exit_codes[0])
-
-
+@exiting_at_once()
 def _start(name, *at_signals):
-    exit_codes: list[int] = []
-    atexit.register(_end, exit_codes)  # called last
     exit_on_signals(*at_signals)
     if name in ("cli.eval", "cli.predict"):
         _keep_freed_memory()
@@ -52,12 +42,7 @@ def _start(name, *at_signals):
     flags = importlib.import_module("towers.cli.flags")
     program.define_flags()
     parse = getattr(program, "parse", flags.parse)
-    try:
-        flags.start(program.main, parse, getattr(program, "PROGRAM", ""))
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            exit_codes.append(end.code or 0)
-        raise
+    flags.start(program.main, parse, getattr(program, "PROGRAM", ""))
 
 
 def run_check() -> None:
