@@ -184,7 +184,7 @@ def test_images_are_read_as_by_timm(name):
     settings = resolve_data_config(pretrained_cfg=theirs.to_dict())
     transform = create_transform(**settings)
     side = int(row.size / row.crop)  # of the resized image, twice as large in the file
-    pixels = np.random.default_rng(0).integers(0, 256, (2 * side, 3 * side, 3))
+    pixels = np.random.default_rng(0).integers(0, 256, (2 * side, 4 * side, 3))
     image = Image.fromarray(pixels.astype(np.uint8))
     file = io.BytesIO()
     image.save(file, "PNG")
