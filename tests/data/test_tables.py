@@ -7,6 +7,8 @@ import os
 import pathlib
 import re
 import shutil
+import textwrap
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow
@@ -151,6 +153,8 @@ def test_weights_are_factors_on_the_losses(root):
          "dog/00008.png: has the class dog, which is not in labels.csv"),
         ({"path": FILES, "a": [1] * 11 + [2], "b": [0] * 12},
          "row 13: column a has '2', not 0 or 1"),
+        ({"emotion": [1], "pixels": ["0 255 7"]}, "has pixels in its cells, not files"),
+        ({"label": [1], "pixel0": [0], "pixel1": [0]}, "has pixels in its cells"),
         ({"path": [], "label": []}, "has no rows"),
         ({}, "the file is empty"),
     ],
@@ -178,7 +182,8 @@ def test_a_table_of_a_split_may_be_divided_by_a_column(root):
 @pytest.mark.parametrize(
     "columns, words",
     [
-        ({"label": LABELS[6:]}, "has no column 'weight'"),
+        ({"label": LABELS[6:]},
+         "'weight', only path, label; {root}/train-0.csv is another table for"),
         ({"label": LABELS[6:], "weight": [1] * 6, "split": ["train"] * 6},
          "has a column 'split', unlike {root}/train-0.csv"),
         ({"a": [0] * 6, "b": [1] * 6, "weight": [1] * 6}, "has no column 'label'"),
@@ -206,6 +211,15 @@ def test_images_elsewhere_are_found_by_their_folder(root, monkeypatch):
     assert data_set.train.num_examples == 9
 
 
+def test_names_are_found_in_the_other_form_of_unicode(root):
+    names = [f"ant/{normalize('NFD', x)}.png" for x in ("ä0", "ä1", "é2", "plain")]
+    for new, old in zip(names, FILES, strict=False):
+        shutil.copy(root / old, root / new)
+    columns = {"file": [normalize("NFC", x) for x in names], "choice": [0, 1, 0, 1]}
+    sets = load(write(root, columns)).sources.values()
+    assert sorted(name for x in sets for name in names_of(x)) == sorted(names)
+
+
 def text_of(rows, mark=","):
     return "".join(mark.join(map(str, row)) + "\n" for row in rows)
 
@@ -227,6 +241,7 @@ OBJECTS = text_of([[json.dumps({"file": x, "class": y})] for x, y in PAIRS])
         ("x.csv", text_of([("path", " label"), *((x, f' "{y}"') for x, y in PAIRS)])),
         ("x.txt", text_of(PAIRS, " ").encode()),
         ("x.txt", text_of(PAIRS, "\t").encode()),
+        ("x.lst", text_of([(7, y, x) for x, y in PAIRS], "\t").encode()),
         ("x.json", json.dumps([{"image": x, "label": y} for x, y in PAIRS], indent=1)),
         ("x.json", OBJECTS),
         ("x.jsonl", OBJECTS.replace("}", ', "age": 3}', 1)),  # a key of few rows
@@ -611,6 +626,19 @@ def test_other_files_say_what_to_do(root, name, content, words):
     assert text.startswith(f"{root / name}: ") and words in text
     if name.endswith(("zip", "xlsx", "npz", "arrow")):
         assert words in message(photo_options, str(root / name))
+
+
+def test_pixels_in_cells_are_read_as_the_page_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, [20, 48 * 48])
+    rows = [(i % 2, " ".join(map(str, x)), "Training") for i, x in enumerate(pixels)]
+    text = text_of([("emotion", "pixels", "Usage"), *rows])
+    (tmp_path / "fer2013.csv").write_text(text)
+    page = (PAGE.parent / "data.md").read_text()
+    exec(textwrap.dedent(re.search(r"    import csv\n(    .+\n|\n)+", page)[0]), {})
+    data_set = data.load("npz", "fer2013.npz")
+    images = [image[..., 0].ravel() for image in all_of(data_set.train)[0]]
+    assert len(images) == 18 and {*map(tuple, images)} < {*map(tuple, pixels)}
 
 
 def test_columns_are_roles_and_names(root):

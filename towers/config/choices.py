@@ -42,7 +42,7 @@ DATASETS = {
     "table": Choice(
         "a table of image files and labels: CSV, TSV, text, JSON, Parquet",
         target="data.files.tables:load",
-        endings=(".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"),
+        endings=(".csv", ".tsv", ".lst", ".jsonl", ".ndjson", ".parquet"),
         if_named=(".json", ".txt"),
     ),
     "webdataset": Choice(

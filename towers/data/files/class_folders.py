@@ -185,6 +185,9 @@ def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
         content += "least two classes are needed"
     elif num_images := sum(is_image(x) for x in entries(folder) if not is_folder(x)):
         content = f"{num_images:,} images, but no class folders"
+    files = [x.name for x in entries(root) if not is_folder(x) and not is_image(x)]
+    if files:
+        content += f"; not read: {shown(', '.join(sorted(files)), 60)}"
     return DataError(f"{shown(folder)}: {content}; {suggestion(root)}{LAYOUT}")
 
 

@@ -20,7 +20,7 @@ OF_IMAGES = ("metadata.", "_classes.csv")  # of Hugging Face, of Roboflow
 SUBMISSION = re.compile("(?i)sample_?submission[^/]*$")
 # Keys of JSON files that are not tables -> contents.
 _OTHER_JSON = {
-    "annotations": "annotations of COCO",
+    "annotations": "annotations of COCO or Label Studio",
     "imagePath": "annotations of LabelMe",
     "_via_img_metadata": "annotations of VIA",
 }
@@ -98,6 +98,8 @@ def _text_rows(text, kind, columns):
     numbers = [str(n) for n in range(1, len(cells) + 1)]
     if kind == ".txt" and len(cells) == 2 and images == [0]:
         yield ["path", "label"]
+    elif kind == ".lst" and len(cells) == 3 and images == [2]:  # of MXNet's im2rec
+        yield ["number", "label", "path"]
     elif columns and {*columns} <= {*numbers} and cells[:2] != ["0", "1"]:
         yield numbers
     elif images:

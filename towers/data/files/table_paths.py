@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Callable, Sequence
 
 from towers.data.files import reading
@@ -17,6 +18,7 @@ from towers.messages import shown
 SAMPLE = 100
 MAX_FOLDERS = 1000
 MAX_DEPTH = 3
+_FORMS = "NFC", "NFD"  # keyboards write ä as one character, macOS stores a and dots
 
 
 class PathFinder:
@@ -146,11 +148,11 @@ class PathFinder:
         path = name if reading.is_url(name) else os.path.join(folder, name)
         if reading.is_url(path):
             return [path]
-        above, base = os.path.split(path)
-        names = self._listing(above).get(base, ())
-        if not names and "\\" in name:
-            return self._files_of(_slashes(name), folder)
-        return [os.path.join(above, x) for x in names]
+        for spelling in _spellings(name):
+            above, base = os.path.split(os.path.join(folder, spelling))
+            if names := self._listing(above).get(base):
+                return [os.path.join(above, x) for x in names]
+        return []
 
 
 def _listing(folder):
@@ -178,6 +180,14 @@ def _folders_below(root, depth):
 def _slashes(name):
     """Convert a Windows path to a Unix path without a drive letter."""
     return re.sub(r"^[A-Za-z]:(?=/)", "", name.replace("\\", "/"))
+
+
+def _spellings(name):
+    """Yield a path as it is, with slashes, and in the Unicode forms of file systems."""
+    yield name
+    yield _slashes(name)
+    if not name.isascii():
+        yield from (unicodedata.normalize(form, _slashes(name)) for form in _FORMS)
 
 
 def _split_of_name(path):

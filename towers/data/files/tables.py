@@ -38,7 +38,7 @@ _ROLES = {
         r"|file|image|img|photo",
         r"(image|img|file|photo)?_?id(_code)?",
     ),
-    "label": (r"label|class|target|class_?name|category", "labels"),
+    "label": (r"label|class|target|class_?name|category|choice", "labels"),
     "split": (
         r"(data_?)?split|ml_?use",
         r"(data_?)?set|subset|partition|phase|usage",
@@ -48,6 +48,7 @@ _ROLES = {
     "weight": (r"(sample_)?weight",),
 }
 _ROW_NUMBERS = r"|Unnamed: \d+"  # row numbers of pandas
+_PIXELS = r"(?i)pixels?[ _]?\d*|\d+x\d+"  # as in FER2013 and in digits of Kaggle
 
 
 def load(
@@ -130,7 +131,11 @@ class TableReader:
         try:
             used, classes = self._columns(header, path, split, images)
         except ValueError as error:
-            raise DataError(f"{shown(path)}: {error}") from None
+            text = f"{shown(path)}: {error}"
+            if self.first and self.first.split == split:
+                text += f"; {shown(self.first.path)} is another table for the split "
+                text += f"{split}: --data_dir names one of them"
+            raise DataError(text) from None
         roles = {role: header[i] for role, i in used.items()}
         table = Table(path, split, roles, tuple(header[i] for i in classes))
         parsers: dict[str, Callable[[Any], Any]] = {
@@ -276,6 +281,9 @@ class TableReader:
                 finder = PathFinder(path, self.image_dir, self.inventory)
                 if role == "path" and (files := finder.present(header)):
                     raise ValueError(looks_like_data(header, files[0]))
+                if role == "path" and any(re.fullmatch(_PIXELS, x) for x in header):
+                    way = "write them to an .npz file, as docs/data.md shows"
+                    raise ValueError(f"has pixels in its cells, not files; {way}")
                 raise missing_column(role, header)
         unused = {*range(len(header))} - {*used.values(), *classes}
         self.unused |= {header[i] or "(without a name)": None for i in sorted(unused)}
