@@ -233,7 +233,20 @@ def _response(layer):
     return lambda x: ops.add(x, scale(normalization.response(x)))
 
 
+def _layer_normalization(layer):
+    """Return Keras' layer, of images one pixel high or wide on a matrix.
+
+    tf2onnx 1.17.0 transposes such images wrongly for it.
+    """
+    normalize, shape = _of_keras(layer), layer.output.shape[1:]
+    if 1 not in shape[:-1]:
+        return normalize
+    matrix = [-1, shape[-1]]
+    return lambda x: ops.reshape(normalize(ops.reshape(x, matrix)), [-1, *shape])
+
+
 _REPLACEMENTS = {
+    normalization.FusedLayerNormalization: _layer_normalization,
     Attention: _attention,
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
