@@ -189,6 +189,14 @@ def test_any_width_gives_a_network(name):
         assert channels[-1] == whole[-1] == 10
 
 
+def test_numbers_of_channels_are_rounded_as_in_mobilenet_v2():
+    theirs = keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None)
+    names = ["Conv1", "expanded_conv_project", *(f"block_{i}_project" for i in (1, 6))]
+    expected = [theirs.get_layer(name).filters for name in names]
+    ours = [efficientnet.multiple_of_8(0.35 * count) for count in (32, 16, 24, 64)]
+    assert ours == expected
+
+
 def channels_of(model):
     """Of the outputs of layers whose kernels are trained."""
     trained = [x for x in model.layers if not isinstance(x, Whitening)]
