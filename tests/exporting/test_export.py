@@ -149,6 +149,18 @@ def test_stock_layers_compute_what_ours_do(name):
     assert np.abs(expected).max() > 0.01
 
 
+@pytest.mark.parametrize("axis", [-1, [1, 2, 3]])
+def test_stock_layers_normalize_images_of_one_pixel_as_keras(axis):
+    images = keras.Input((1, 2, 8), name="images")
+    layer = keras.layers.LayerNormalization(axis=axis, name="norm")
+    model = keras.Model(images, layer(images))
+    rng = np.random.default_rng(0)
+    layer.set_weights([rng.normal(size=x.shape) for x in layer.weights])
+    inputs = rng.normal(size=(3, 1, 2, 8)).astype(np.float32)
+    logits = stock_network(model)(inputs)
+    np.testing.assert_allclose(logits, model(inputs), rtol=1e-5, atol=1e-6)
+
+
 def test_stock_layers_have_the_positions_and_the_token_that_were_learned():
     options = MODELS["deit_tiny"].options | {"channels": 8, "depth": 1, "heads": 2}
     with keras_settings():

@@ -239,19 +239,20 @@ def _layer_normalization(layer):
     tf2onnx 1.17.0 transposes such images wrongly for it.
     """
     normalize, shape = _of_keras(layer), layer.output.shape[1:]
-    if 1 not in shape[:-1]:
+    if layer.axis != [-1] or 1 not in shape[:-1]:
         return normalize
     matrix = [-1, shape[-1]]
     return lambda x: ops.reshape(normalize(ops.reshape(x, matrix)), [-1, *shape])
 
 
 _REPLACEMENTS = {
-    normalization.FusedLayerNormalization: _layer_normalization,
     Attention: _attention,
     Dropout: _dropout,
+    normalization.FusedLayerNormalization: _layer_normalization,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     normalization.GlobalResponseNormalization: _response,
     GroupedConv2D: _grouped_convolution,
+    layers.LayerNormalization: _layer_normalization,
     normalization.LocalResponseNormalization: _local_response_normalization,
     PadChannels: lambda layer: (
         lambda x: ops.pad(x, [[0, 0]] * 3 + [[layer.before, layer.after]])
