@@ -185,9 +185,10 @@ def _slashes(name):
 def _spellings(name):
     """Yield a path as it is, with slashes, and in the Unicode forms of file systems."""
     yield name
-    yield _slashes(name)
+    if "\\" in name:
+        yield (name := _slashes(name))
     if not name.isascii():
-        yield from (unicodedata.normalize(form, _slashes(name)) for form in _FORMS)
+        yield from (unicodedata.normalize(form, name) for form in _FORMS)
 
 
 def _split_of_name(path):

@@ -278,12 +278,12 @@ class TableReader:
             used.pop("fold", None)
         for role in ("path", "fold"):
             if role not in used and (role == "path" or has_folds):
-                finder = PathFinder(path, self.image_dir, self.inventory)
-                if role == "path" and (files := finder.present(header)):
-                    raise ValueError(looks_like_data(header, files[0]))
                 if role == "path" and any(re.fullmatch(_PIXELS, x) for x in header):
                     way = "write them to an .npz file, as docs/data.md shows"
                     raise ValueError(f"has pixels in its cells, not files; {way}")
+                finder = PathFinder(path, self.image_dir, self.inventory)
+                if role == "path" and (files := finder.present(header)):
+                    raise ValueError(looks_like_data(header, files[0]))
                 raise missing_column(role, header)
         unused = {*range(len(header))} - {*used.values(), *classes}
         self.unused |= {header[i] or "(without a name)": None for i in sorted(unused)}
