@@ -21,7 +21,8 @@ path = pathlib.Path("checkpoint").absolute()
 with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(path, {"counts": jnp.array([0, 1000, 2000], jnp.int32)})
     checkpointer.wait_until_finished()
-    restored = checkpointer.restore(path, {"counts": jax.ShapeDtypeStruct((3,), jnp.int8)})
+    wanted = {"counts": jax.ShapeDtypeStruct((3,), jnp.int8)}
+    restored = checkpointer.restore(path, wanted)
     print("saved 0, 1000, 2000; restored", restored["counts"])
     assert restored["counts"].tolist() == [0, -24, -48], "this has changed"
     try:
